@@ -1,0 +1,127 @@
+"""Where this app keeps its files and finds its assets: the only reader of environment and configuration.
+
+Knows no layer above it. Nothing here creates a folder except `Home.ensure`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+from dcnr_app.errors import StoreError, UserError
+
+HOME_VARIABLE = "DCNR_HOME"
+PRIVATE_MODE = 0o700
+
+
+class Home(msgspec.Struct, frozen=True):
+    """The folder that holds all durable state of one user; `root` is absolute."""
+
+    root: Path
+
+    @property
+    def control(self) -> Path:
+        """SQLite file of events, commits, ledger and records: durable at every commit."""
+        return self.root / "control.sqlite"
+
+    @property
+    def metrics(self) -> Path:
+        """SQLite file of metrics: the last rows may be lost at power failure."""
+        return self.root / "metrics.sqlite"
+
+    @property
+    def tokenizers(self) -> Path:
+        """Folder of trained tokenizers."""
+        return self.root / "tokenizers"
+
+    @property
+    def datasets(self) -> Path:
+        """Folder of prepared datasets."""
+        return self.root / "datasets"
+
+    @property
+    def sessions(self) -> Path:
+        """Folder of sessions; checkpoints lie under it."""
+        return self.root / "sessions"
+
+    @property
+    def networks(self) -> Path:
+        """Folder of the user's network files."""
+        return self.root / "networks"
+
+    @property
+    def lock(self) -> Path:
+        """File that the one writer of this home holds locked."""
+        return self.root / "lock"
+
+    @property
+    def lock_holder(self) -> Path:
+        """File beside the lock that says who holds it."""
+        return self.root / "lock.holder.json"
+
+    def ensure(self) -> None:
+        """Create the root and its folders, readable by the owner only; folders that exist stay as they are.
+
+        Raises UserError if something else stands in the way, StoreError if they cannot be created.
+        """
+        for folder in (
+            self.root,
+            self.tokenizers,
+            self.datasets,
+            self.sessions,
+            self.networks,
+        ):
+            try:
+                folder.mkdir(mode=PRIVATE_MODE, parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as error:
+                raise UserError(
+                    f"{folder} cannot be a folder",
+                    why=error.strerror or str(error),
+                    fix=f"move that file away, or set {HOME_VARIABLE} to another folder",
+                ) from error
+            except OSError as error:
+                raise StoreError(
+                    f"cannot create {folder}",
+                    why=error.strerror or str(error),
+                    fix=f"set {HOME_VARIABLE} to a folder that you can write to",
+                ) from error
+
+
+def find_home(environ: Mapping[str, str] | None = None) -> Home:
+    """The home that DCNR_HOME names, or this system's folder for user data. `environ` defaults to the
+    process's.
+
+    Touches no file. Raises UserError if DCNR_HOME names a user that does not exist (`~nobody-here`).
+    """
+    named = (os.environ if environ is None else environ).get(HOME_VARIABLE, "")
+    if not named:
+        return Home(Path(platformdirs.user_data_dir("dcnr-app", appauthor=False)).absolute())
+    try:
+        return Home(Path(named).expanduser().absolute())
+    except RuntimeError as error:
+        raise UserError(f"{HOME_VARIABLE}={named!r} is not a folder name", why=str(error)) from error
+
+
+def asset_path(name: str) -> Path:
+    """A bundled file or folder such as `networks/tiny.yaml`: in the wheel, or beside an editable install.
+
+    Raises UserError if there is none of that name, or if the name leads out of the assets.
+    """
+    package = Path(__file__).resolve().parent
+    roots = [package / "assets"]
+    # Only a source tree has pyproject.toml there; beside an installed wheel `assets` may be a stranger's.
+    if (package.parent / "pyproject.toml").is_file():
+        roots.append(package.parent / "assets")
+    for root in roots:
+        candidate = (root / name).resolve()
+        if candidate.is_relative_to(root) and candidate.exists():
+            return candidate
+    raise UserError(
+        f"there is no bundled file {name!r}",
+        why=f"looked in {', '.join(str(root) for root in roots)}",
+        fix="reinstall dcnr-app if it should be there",
+    )
