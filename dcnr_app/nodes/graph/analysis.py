@@ -39,29 +39,54 @@ class Parameter(msgspec.Struct, frozen=True):
     sites: tuple[tuple[str, str], ...]
 
 
+class ShapeError(InvalidError):
+    """Shapes that do not fit at `node`; `slot` is the input at fault where one alone is."""
+
+    def __init__(self, what: str, *, node: str, slot: int | None = None, why: str = "") -> None:
+        super().__init__(what, why=why)
+        self.node = node
+        self.slot = slot
+
+
 def infer_shapes(network: Network, rows: int) -> dict[str, TensorSpec]:
     """Spec of every tensor by reference, for `rows` rows in a microbatch.
 
-    Raises InvalidError that names the node, its inputs with their shapes, and what was expected.
+    Raises ShapeError that names the node, its inputs with their shapes, and what was expected.
     """
     specs: dict[str, TensorSpec] = {}
+    n_ports: dict[str, int] = {}
     for entry in network.inputs:
         shape = tuple(rows if length == "batch" else length for length in entry.shape)
         specs[ref(entry.name)] = TensorSpec(shape, entry.dtype)
     for node in network.nodes:
-        ins = tuple(specs[reference] for reference in node.inputs)
-        try:
-            outs = node.vnode.shapes(ins)
-        except ValueError as error:
-            edges = ", ".join(
-                f"{reference} {spec.shape}" for reference, spec in zip(node.inputs, ins, strict=True)
-            )
-            raise InvalidError(
-                f"shapes do not fit at node {node.name!r}: {error}", why=f"it receives {edges}"
-            ) from error
-        for port, spec in enumerate(outs):
-            specs[ref(node.name, port)] = spec
+        for slot, reference in enumerate(node.inputs):
+            if reference not in specs:
+                source, port = split_ref(reference)
+                raise ShapeError(
+                    f"{source!r} has no output port {port}: it has {n_ports.get(source, 1)}",
+                    node=node.name,
+                    slot=slot,
+                )
+        outs = _node_shapes(node, tuple(specs[reference] for reference in node.inputs))
+        n_ports[node.name] = len(outs)
+        specs.update((ref(node.name, port), spec) for port, spec in enumerate(outs))
     return specs
+
+
+def _node_shapes(node: NetworkNode, ins: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    try:
+        return node.vnode.shapes(ins)
+    except ValueError as error:
+        edges = [
+            f"{reference.removesuffix(':0')} {spec.dtype} {spec.shape}"
+            for reference, spec in zip(node.inputs, ins, strict=True)
+        ]
+        shown = edges if len(edges) <= 8 else [*edges[:8], "…"]
+        raise ShapeError(
+            f"shapes do not fit at node {node.name!r}: {error}",
+            node=node.name,
+            why=f"it receives {', '.join(shown)}",
+        ) from error
 
 
 def network_edges(network: Network) -> tuple[Edge, ...]:
