@@ -46,7 +46,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     steps: PositiveInt = 200
     batch: PositiveInt = 32
     microbatches: PositiveInt = 4
-    seed: Annotated[int, Meta(ge=0, lt=2**63)] = 1
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 1
     precision: Literal["float32"] = "float32"
     clip_norm: NonNegative = 1.0
     optimizer: Optimizer = Optimizer()
