@@ -130,10 +130,9 @@ class Database:
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         newest = len(self._settings.migrations)
-        if _schema_version(connection) == newest:
-            return
+        # Also when there is nothing to do: SQLite opens a file that it may not write for reading, without a
+        # word, and even grants BEGIN IMMEDIATE; only a write tells.
         with self.transaction():
-            # Read again under the write lock: another process may have migrated meanwhile.
             version = _schema_version(connection)
             if version == 0:
                 connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL)")

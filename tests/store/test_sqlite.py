@@ -236,18 +236,6 @@ def test_read_only_file_is_said(home: Home, writer: SqliteStore) -> None:
     assert "write permission" in said.fix
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write read-only files")
-def test_store_in_a_read_only_home_is_refused(home: Home, writer: SqliteStore) -> None:
-    writer.close()
-    home.control.chmod(0o400)
-    home.root.chmod(0o500)
-    try:
-        with pytest.raises(StoreError, match=r"cannot be written|cannot be created"):
-            SqliteStore.open_writer(home, FixedClock())
-    finally:
-        home.root.chmod(0o700)
-
-
 def test_folder_in_the_place_of_the_database_is_said(home: Home) -> None:
     home.control.mkdir()
     with pytest.raises(StoreError, match="cannot be written or opened"):
