@@ -7,6 +7,13 @@ from typing import ClassVar
 
 from dcnr_app.engine.backend import Array
 from dcnr_app.nodes.contract import Backward, Context, Forward, ParamSpec, TensorSpec, VNode
+from dcnr_app.nodes.specs import (
+    expect_float,
+    expect_inputs,
+    expect_last,
+    require_not_negative,
+    require_positive,
+)
 
 
 class Linear(VNode, frozen=True, kw_only=True, tag="linear.v1"):
@@ -24,11 +31,17 @@ class Linear(VNode, frozen=True, kw_only=True, tag="linear.v1"):
 
     is_row_wise: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        """Refuse empty sizes and a negative spread."""
+        require_positive("linear.v1", n_in=self.n_in, n_out=self.n_out)
+        require_not_negative("linear.v1", init_std=self.init_std)
+
     def shapes(self, ins: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         """(..., I) -> (..., O)."""
+        expect_inputs("linear.v1", ins, 1)
         (x,) = ins
-        if not x.shape or x.shape[-1] != self.n_in:
-            raise ValueError(f"linear.v1 expects (..., {self.n_in}), got {x.shape}")
+        expect_float("linear.v1", "x", x)
+        expect_last("linear.v1", "x", x, self.n_in)
         return (TensorSpec((*x.shape[:-1], self.n_out), x.dtype),)
 
     def params(self) -> Mapping[str, ParamSpec]:

@@ -17,7 +17,13 @@ class Registry:
     """VNode types by tag. `linear` means the newest `linear.v<n>`."""
 
     def __init__(self, types: Iterable[type[VNode]]) -> None:
-        self._by_tag = {tag_of(vnode_type): vnode_type for vnode_type in types}
+        """Raises ValueError when two types bear one tag."""
+        self._by_tag: dict[str, type[VNode]] = {}
+        for vnode_type in types:
+            tag = tag_of(vnode_type)
+            other = self._by_tag.setdefault(tag, vnode_type)
+            if other is not vnode_type:
+                raise ValueError(f"tag {tag} is borne by {other.__module__} and {vnode_type.__module__}")
 
     def tags(self) -> tuple[str, ...]:
         """All tags, sorted."""
