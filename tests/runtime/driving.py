@@ -49,7 +49,7 @@ class Pipeline:
         for segment in self.plan.segments:
             given = {reference: values[reference] for reference in segment.needs if reference in values}
             result = self.runtimes[segment.pnode].forward(segment.index, key, given)
-            values.update(result.outputs)
+            values.update(self._carry(result.outputs))
             loss = result.loss_sum if result.loss_sum is not None else loss
         return loss, values
 
@@ -62,8 +62,14 @@ class Pipeline:
                 runtime = self.runtimes[segment.pnode]
                 out = runtime.backward(segment.index, key, given, SCALE / N_TARGETS)
                 assert set(out) == set(segment.gradients_out)
-                edges.update(out)
+                edges.update(self._carry(out))
         assert not edges
+
+    def _carry(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """The tensors as they arrive: by reference on one PNode, as C-contiguous copies from elsewhere."""
+        if len(self.runtimes) == 1:
+            return tensors
+        return {name: np.array(tensor, order="C") for name, tensor in tensors.items()}
 
     def gradients(self, step: int, batches: Batches = small_batch, *, in_flight: int = 1) -> list[float]:
         """Forward and backward of all microbatches, `in_flight` forwards ahead; loss sums in order."""

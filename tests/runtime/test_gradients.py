@@ -136,6 +136,83 @@ def test_a_gradient_that_is_not_finite_is_reported() -> None:
     assert not facts["norm_3.gain"].is_finite
 
 
+def _fan_out_network() -> Network:
+    """`embed` with three consumers, and a head that shares its weight with a second, unlike one."""
+    head = Linear(n_in=N_DIM, n_out=N_VOCABULARY, has_bias=False)
+    shared = {"weight": "embed.weight"}
+    nodes = (
+        node("embed", Embedder(n_tokens=N_VOCABULARY, n_dim=N_DIM), "tokens"),
+        node("one", Add(), "embed"),
+        node("two", Add(), "embed"),
+        node("three", Add(), "one", "two", "embed"),
+        node("head", head, "three", share=shared),
+        node("head_too", head, "three", share=shared),
+        node("both", Add(), "head", "head_too"),
+        node("cost", CrossEntropy(), "both", "targets"),
+    )
+    inputs = tuple(NetworkInput(name, ("batch", N_TOKENS), "int32") for name in ("tokens", "targets"))
+    return Network(name="fan-out", inputs=inputs, nodes=nodes, outputs={"loss": "cost:0"})
+
+
+def test_gradients_of_one_tensor_are_added_in_the_order_of_the_networks_edges() -> None:
+    network = _fan_out_network()
+    shape = (3, N_TOKENS, N_DIM)
+    parts = {"one": 1e8, "two": -1e8, "three": 1.0}
+    settings = msgspec.structs.replace(SETTINGS, batch=3, microbatches=1)
+    slots = {"one": 0, "two": 0, "three": 2}
+    given = {
+        f"embed:0>{name}:{slots[name]}": np.full(shape, parts[name], np.float32)
+        for name in ("three", "two", "one")
+    }
+    zeros = np.zeros((N_VOCABULARY, N_DIM), np.float32)
+    with pipeline(network, cut_at(network, "one", pnodes=("a", "b")), settings) as made:
+        key = RunKey("train", 0, 0)
+        inputs = {"tokens:0": np.zeros((3, N_TOKENS), np.int32)}
+        made.at("a").forward(0, key, inputs)
+        made.at("a").backward(0, key, given, 1.0)
+        remote = {("embed.weight", site): zeros for site in ("head.weight", "head_too.weight")}
+        fact = made.at("a").facts(remote, 1.0)["embed.weight"]
+    # (1e8 - 1e8) + 1 = 1 per element, while 1e8 + 1 = 1e8 in float32; one row of the table has 18 of them.
+    assert fact.squared_norm == N_DIM * 18**2
+
+
+def test_gradients_of_use_sites_are_added_in_the_order_of_their_names() -> None:
+    network = _fan_out_network()
+    settings = msgspec.structs.replace(SETTINGS, batch=3, microbatches=1)
+    cut = cut_at(network, "one", pnodes=("a", "b"))
+    edges = ("embed:0>one:0", "embed:0>two:0", "embed:0>three:2")
+    big = np.full((N_VOCABULARY, N_DIM), 1e8, np.float32)
+    kept = big.copy()
+    with pipeline(network, cut, settings) as made:
+        key = RunKey("train", 0, 0)
+        made.at("a").forward(0, key, {"tokens:0": np.zeros((3, N_TOKENS), np.int32)})
+        ones = np.ones((3, N_TOKENS, N_DIM), np.float32) / np.float32(54)
+        made.at("a").backward(0, key, dict.fromkeys(edges, ones), 1.0)
+        remote = {("embed.weight", "head_too.weight"): -big, ("embed.weight", "head.weight"): big}
+        fact = made.at("a").facts(remote, 1.0)["embed.weight"]
+    # (1 + 1e8) - 1e8 = 0 in float32, while 1 + (1e8 - 1e8) = 1.
+    assert fact.squared_norm == 0.0
+    assert big.tobytes() == kept.tobytes()
+
+
+def test_two_vnodes_of_one_type_draw_different_dropout_masks() -> None:
+    losses = set()
+    for name in ("drop", "drop_too"):
+        network = small_gpt(rate=0.5)
+        renamed = tuple(
+            msgspec.structs.replace(
+                entry,
+                name=name if entry.name == "drop" else entry.name,
+                inputs=tuple(f"{name}:0" if source == "drop:0" else source for source in entry.inputs),
+            )
+            for entry in network.nodes
+        )
+        network = msgspec.structs.replace(network, nodes=renamed)
+        with pipeline(network, cut_at(network)) as made:
+            losses.add(made.forward(RunKey("train", 0, 0), small_batch(0, 0))[0])
+    assert len(losses) == 2
+
+
 def test_dropout_masks_follow_step_and_microbatch() -> None:
     network = small_gpt(rate=0.5)
     with pipeline(network, cut_at(network)) as made:

@@ -71,6 +71,25 @@ def test_a_skip_leaves_parameters_and_slots_as_they_were(halves: Pipeline) -> No
     assert not same_state(halves.state(), before)
 
 
+def test_weight_decay_shrinks_matrices_and_leaves_gains_and_biases(whole: Pipeline) -> None:
+    before = whole.state()
+    whole.gradients(0)
+    whole.facts()
+    whole.at("a").apply(Decision(False, 0.0, 0.5, 1, SCALE))
+    after = whole.state()
+    for name in ("up.bias", "norm_1.gain"):
+        assert after[name]["weight"].tobytes() == before[name]["weight"].tobytes()
+    for name in ("up.weight", "embed.weight", "side.weight"):
+        np.testing.assert_allclose(after[name]["weight"], 0.95 * before[name]["weight"], rtol=1e-6)
+
+
+def test_tensors_that_leave_a_segment_are_contiguous() -> None:
+    with pipeline(NETWORK, cut_at(NETWORK, "down")) as made:
+        outputs = made.at("a").forward(0, KEY, small_batch(0, 0)).outputs
+    assert {"parts:0", "parts:2"} <= outputs.keys()
+    assert all(array.flags.c_contiguous for array in outputs.values())
+
+
 def test_state_taken_before_an_update_does_not_change_with_it(whole: Pipeline) -> None:
     state = whole.at("a").state("up.weight")
     kept = {slot: array.copy() for slot, array in state.items()}
