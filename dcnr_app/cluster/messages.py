@@ -46,13 +46,16 @@ class Refused(Message, frozen=True, kw_only=True, tag="refused.v1"):
 
     reason: str
     tag: str = ""
+    generation: int = 0
+    """Generation of what was refused; 0 when it could not be read."""
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a member listens: `host:port`."""
+    """Where a member listens, `host:port`, and the sha256 of its certificate (hex)."""
 
     pnode: PNodeId
     address: str
+    fingerprint: str = ""
 
 
 class Configure(Message, frozen=True, kw_only=True, tag="configure.v1"):
@@ -202,6 +205,9 @@ class GradientsReady(Message, frozen=True, kw_only=True, tag="gradients-ready.v1
     loss_sums: Mapping[int, float]
     max_in_flight: int
     compute_ms: float
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    """By this PNode since it started, framing included."""
 
 
 class Commit(Message, frozen=True, kw_only=True, tag="commit.v1"):

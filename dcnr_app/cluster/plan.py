@@ -31,7 +31,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a gradient enters it or it holds the cost VNode, which starts its own."""
 
 
-class Task(msgspec.Struct, frozen=True, array_like=True):
+class Task(msgspec.Struct, frozen=True, array_like=True, order=True):
     """One execution: a segment, forward ("F") or backward ("B"), for one microbatch."""
 
     direction: Literal["F", "B"]

@@ -1,0 +1,130 @@
+"""What the coordinator core knows between two inputs. Ids, handles and numbers, never arrays. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypedDict
+
+import msgspec
+
+from dcnr_app.cluster.decision import Decision, LossScale
+from dcnr_app.cluster.effects import CoordinatorEffect, Handle, Handles, Release
+from dcnr_app.cluster.messages import GradientsReady
+from dcnr_app.cluster.plan import Plan
+from dcnr_app.ids import PNodeId, SessionId
+from dcnr_app.nodes.graph.training import TrainingSettings
+
+Stage = Literal[
+    "new",
+    "configuring",
+    "loading",
+    "batching",
+    "training",
+    "committing",
+    "settling",
+    "validating",
+    "trained",
+    "failed",
+]
+
+
+class SessionIds(TypedDict):
+    """The fields by which every message of a session is fenced."""
+
+    session: SessionId
+    generation: int
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is fixed for one generation of a session.
+
+    `resume_step` is the step of the checkpoint to start from (0: from the seed), `t` and `scale` its
+    counters.
+    `recorded` are the decisions that were committed after it: they are replayed, not made again.
+    `checked_device_class` is the class on which they were made.
+    """
+
+    session: SessionId
+    plan: Plan
+    network: bytes
+    settings: TrainingSettings
+    inputs: Mapping[PNodeId, tuple[str, ...]]
+    """References of input tensors that each PNode needs from outside."""
+    resume_step: int = 0
+    t: int = 0
+    scale: LossScale = LossScale()
+    recorded: Mapping[int, Decision] = {}
+    checked_device_class: str = ""
+    validated: frozenset[int] = frozenset()
+    """Steps whose validation loss is recorded already."""
+    loads: Mapping[PNodeId, Mapping[str, Handles]] = {}
+    """State to load: PNode -> parameter -> slot -> handle."""
+
+
+class Capture(msgspec.Struct):
+    """A checkpoint being gathered."""
+
+    step: int
+    t: int
+    scale: LossScale
+    parts: dict[str, Handles]
+    counts: dict[PNodeId, int]
+    arrived: dict[PNodeId, int]
+    is_writing: bool = False
+
+
+class CoordinatorState(msgspec.Struct):
+    """The coordinator core's state. `step` is the step under way; `t` counts applied updates before it."""
+
+    job: Assignment
+    stage: Stage = "new"
+    step: int = 0
+    t: int = 0
+    scale: LossScale = LossScale()
+    next_id: int = 0
+    next_request: int = 0
+    waiting: set[PNodeId] = msgspec.field(default_factory=set)
+    """PNodes whose answer the current stage waits for."""
+    device_classes: dict[PNodeId, str] = msgspec.field(default_factory=dict)
+    samples: tuple[int, ...] = ()
+    target_count: int = 0
+    gradients: dict[PNodeId, GradientsReady] = msgspec.field(default_factory=dict)
+    decision: Decision | None = None
+    effect: int = 0
+    """Id of the effect that the stage waits for."""
+    capture: Capture | None = None
+    capture_effect: int = 0
+    durable_step: int = 0
+    blocked: Decision | None = None
+    """A decision that waits until the checkpoint before it is durable."""
+    is_held: bool = False
+    """The last step's decision is durable but waits for the checkpoint under way."""
+    stop_requested: bool = False
+    evaluation: dict[int, float] = msgspec.field(default_factory=dict)
+    evaluation_inputs: list[Handles] = msgspec.field(default_factory=list)
+    evaluation_counts: tuple[int, ...] = ()
+    evaluation_sent: int = 0
+    generation_requests: dict[int, int] = msgspec.field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def ids(self) -> SessionIds:
+        """Session and generation for a message."""
+        return {"session": self.job.session, "generation": self.job.plan.generation}
+
+    def take_id(self) -> int:
+        """A fresh effect id."""
+        self.next_id += 1
+        return self.next_id
+
+    def take_request(self) -> int:
+        """A fresh request id."""
+        self.next_request += 1
+        return self.next_request
+
+
+def release(out: list[CoordinatorEffect], tensors: Handles) -> None:
+    """Give handles back, each once."""
+    handles: set[Handle] = set(tensors.values())
+    if handles:
+        out.append(Release(tuple(sorted(handles))))

@@ -1,0 +1,289 @@
+"""The orchestrator driver: feeds the coordinator core from transport, batch source and store. IO.
+
+Store and checkpoint writes run on one thread of their own, never on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from dcnr_app.clock import Clock
+from dcnr_app.cluster import coordinator
+from dcnr_app.cluster import decision as coordinator_decision
+from dcnr_app.cluster.coordinator_state import Assignment, CoordinatorState
+from dcnr_app.cluster.effects import (
+    AppendCommit,
+    BatchReady,
+    CheckpointWritten,
+    CoordinatorEffect,
+    Deliver,
+    Done,
+    Finished,
+    GenerateRequested,
+    Handle,
+    Handles,
+    Input,
+    LoadBatch,
+    LoadValidation,
+    Lost,
+    Outcome,
+    Progress,
+    Received,
+    Release,
+    Send,
+    SessionFailed,
+    StopRequested,
+    TaskFailed,
+    Trained,
+    Validated,
+    WorkerReady,
+    WriteCheckpoint,
+)
+from dcnr_app.cluster.expectations import Expectations, why_unexpected
+from dcnr_app.cluster.messages import Address, AnyMessage, TensorHeader
+from dcnr_app.cluster.outbox import Outbox
+from dcnr_app.cluster.transport import HostArray, PeerTransport
+from dcnr_app.errors import DcnrError, DivergedError, PeerError, RefusedError, StoreError, UnreachableError
+from dcnr_app.ids import PNodeId
+from dcnr_app.runtime.tables import HandleTable
+
+Parts = Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
+_ERRORS: Mapping[str, type[DcnrError]] = {
+    "lost": UnreachableError, "failed": PeerError, "refused": RefusedError, "diverged": DivergedError,
+    "store": StoreError,
+}  # fmt: skip
+_FLUSH_S = 2.0
+
+
+class Feed(Protocol):
+    """Input tensors by reference for the microbatches of a step or of the validation."""
+
+    def batch(self, step: int) -> tuple[Sequence[Mapping[str, HostArray]], Sequence[int], Sequence[int]]:
+        """(tensors per microbatch, target counts, sample ids)."""
+        ...
+
+    def validation(self) -> tuple[Sequence[Mapping[str, HostArray]], Sequence[int]]:
+        """(tensors per microbatch, target counts)."""
+        ...
+
+
+class Journal(Protocol):
+    """What must be durable; blocking. Raises StoreError."""
+
+    def commit(self, effect: AppendCommit) -> None:
+        """The commit row and its ledger rows."""
+        ...
+
+    def checkpoint(self, effect: WriteCheckpoint, parts: Parts) -> str:
+        """A checkpoint; returns its path."""
+        ...
+
+    def record(self, effect: Progress | Validated) -> None:
+        """Metrics; kept unless the power fails."""
+        ...
+
+
+class Observer(Protocol):
+    """Who watches: called on the event loop, must return at once."""
+
+    def worker_ready(self, event: WorkerReady) -> None: ...
+    def progress(self, event: Progress) -> None: ...
+    def validated(self, event: Validated) -> None: ...
+
+
+class Orchestrator:
+    """One session's driver. Implements the transport's Receiver."""
+
+    def __init__(
+        self,
+        *,
+        job: Assignment,
+        handles: HandleTable,
+        expected: Expectations,
+        transport: PeerTransport,
+        feed: Feed,
+        journal: Journal,
+        observer: Observer,
+        clock: Clock,
+    ) -> None:
+        self._job = job
+        self._handles = handles
+        self._expected = expected
+        self._transport = transport
+        self._feed = feed
+        self._journal = journal
+        self._observer = observer
+        self._clock = clock
+        self._state: CoordinatorState | None = None
+        self._queue: asyncio.Queue[CoordinatorEffect | None] = asyncio.Queue()
+        self._outbox: Outbox | None = None
+        self._trained: asyncio.Future[Trained] | None = None
+        self._answers: dict[int, asyncio.Future[np.ndarray[Any, Any]]] = {}
+        self._next_request = 0
+
+    async def run(
+        self, members: Sequence[Address], while_at_rest: Callable[[Trained], Awaitable[None]]
+    ) -> Trained:
+        """Train to the end, then call `while_at_rest`, in which `logits` may be used; then let the PNodes go.
+
+        Raises the error class that fits what went wrong, naming the PNode or step.
+        """
+        loop = asyncio.get_running_loop()
+        self._trained = loop.create_future()
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="store") as thread:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    self._outbox = Outbox(self._transport, tasks, self.lost)
+                    working = tasks.create_task(self._work_all(thread))
+                    try:
+                        self._state, effects = coordinator.start(self._job, tuple(members))
+                        self._carry_out_all(effects)
+                        trained = await self._trained
+                        await while_at_rest(trained)
+                    finally:
+                        self._carry_out_all(coordinator.leave(self._state) if self._state else ())
+                        self._queue.put_nowait(None)
+                        await self._outbox.flush(_FLUSH_S)
+                    await working
+            except* DcnrError as group:
+                raise _first(group) from None
+        return trained
+
+    def stop(self) -> None:
+        """End at the next step boundary, with a checkpoint."""
+        self._take(StopRequested())
+
+    async def logits(self, inputs: Mapping[str, HostArray], row: int) -> np.ndarray[Any, Any]:
+        """Logits (V,) after position `row` of sequence 0, for input tensors by reference."""
+        self._next_request += 1
+        answer = asyncio.get_running_loop().create_future()
+        self._answers[self._next_request] = answer
+        handles = {name: self._put(tensor) for name, tensor in inputs.items()}
+        self._take(GenerateRequested(self._next_request, handles, row))
+        return np.asarray(await answer)
+
+    # ---- the transport's Receiver
+
+    def check(self, sender: PNodeId, message: AnyMessage, headers: Sequence[TensorHeader]) -> str:
+        """Refuse tensors that the session does not have, before they are allocated."""
+        if sender not in self._job.plan.pnodes:
+            return f"{sender} is not in the session"
+        return why_unexpected(self._expected, message, headers)
+
+    def deliver(self, sender: PNodeId, message: AnyMessage, tensors: Mapping[str, HostArray]) -> None:
+        """Take a message."""
+        self._take(Received(sender, message, {name: self._put(tensor) for name, tensor in tensors.items()}))
+
+    def lost(self, peer: PNodeId, reason: str) -> None:
+        """A PNode's streams broke, or its process ended."""
+        self._take(Lost(peer, reason))
+
+    # ---- effects
+
+    def _put(self, tensor: HostArray) -> Handle:
+        return Handle(self._handles.put(tensor))
+
+    def _get(self, handles: Handles) -> dict[str, HostArray]:
+        return {name: self._handles.get(handle) for name, handle in handles.items()}
+
+    def _take(self, event: Input) -> None:
+        if self._state is None:
+            return
+        self._state, effects = coordinator.step(self._state, event, self._clock.monotonic_ms())
+        self._carry_out_all(effects)
+
+    def _carry_out_all(self, effects: Sequence[CoordinatorEffect]) -> None:
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: CoordinatorEffect) -> None:
+        match effect:
+            case Send(to, message, handles):
+                if self._outbox is not None:
+                    self._outbox.post(to, message, self._get(handles))
+            case Release(handles):
+                for handle in handles:
+                    self._handles.release(handle)
+            case WorkerReady():
+                self._observer.worker_ready(effect)
+            case Progress():
+                self._observer.progress(effect)
+                self._queue.put_nowait(effect)
+            case Validated():
+                self._observer.validated(effect)
+                self._queue.put_nowait(effect)
+            case Deliver(request, logits):
+                self._answers.pop(request).set_result(np.asarray(self._handles.take(logits)).reshape(-1))
+            case Trained():
+                self._conclude(effect)
+            case SessionFailed():
+                self._fail(effect)
+            case _:
+                self._queue.put_nowait(effect)
+
+    def _conclude(self, trained: Trained) -> None:
+        if self._trained is not None and not self._trained.done():
+            self._trained.set_result(trained)
+
+    def _fail(self, effect: SessionFailed) -> None:
+        fix = f"dcnr-app session resume {self._job.session}"
+        error = _ERRORS[effect.kind](effect.what, where=effect.where, fix=fix)
+        for future in (self._trained, *self._answers.values()):
+            if future is not None and not future.done():
+                future.set_exception(error)
+
+    async def _work_all(self, thread: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            effect = await self._queue.get()
+            if effect is None:
+                return
+            if isinstance(effect, LoadBatch | LoadValidation | AppendCommit | WriteCheckpoint):
+                outcome = await loop.run_in_executor(thread, self._work, effect)
+                self._take(Finished(effect.id, outcome))
+            elif isinstance(effect, Progress | Validated):
+                await loop.run_in_executor(thread, self._journal.record, effect)
+
+    def _work(self, effect: LoadBatch | LoadValidation | AppendCommit | WriteCheckpoint) -> Outcome:
+        """One blocking effect, on the store's thread."""
+        try:
+            match effect:
+                case LoadBatch():
+                    tensors, counts, samples = self._feed.batch(effect.step)
+                    return self._batch(tensors, counts, samples)
+                case LoadValidation():
+                    tensors, counts = self._feed.validation()
+                    return self._batch(tensors, counts, ())
+                case AppendCommit():
+                    self._journal.commit(effect)
+                    return Done()
+                case WriteCheckpoint():
+                    parts = {name: self._get(slots) for name, slots in effect.parts.items()}
+                    return CheckpointWritten(self._journal.checkpoint(effect, parts))
+        except DcnrError as error:
+            return TaskFailed(error.what, error.where)
+
+    def _batch(
+        self, tensors: Sequence[Mapping[str, HostArray]], counts: Sequence[int], samples: Sequence[int]
+    ) -> BatchReady:
+        microbatches = tuple({name: self._put(x) for name, x in each.items()} for each in tensors)
+        return BatchReady(microbatches, tuple(counts), tuple(samples))
+
+
+def _first(group: BaseExceptionGroup[DcnrError]) -> DcnrError:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+def decode_decision(body: bytes) -> coordinator_decision.Decision:
+    """The decision in a commit row's body. Raises StoreError for a body that is none."""
+    try:
+        return msgspec.json.decode(body, type=coordinator_decision.Decision)
+    except msgspec.DecodeError as error:
+        raise StoreError("a commit row cannot be read", why=str(error)) from error

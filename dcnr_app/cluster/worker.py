@@ -1,0 +1,266 @@
+"""The worker core: a PNode's side of the step protocol. Pure: no IO, no clock, no arrays.
+
+Arrival of a tensor only makes a task ready; training tasks run in list order (DESIGN §5). One compute effect
+is
+under way at a time. Stages of a step: computing -> [collecting -> awaiting-sites] -> measuring -> deciding ->
+applying -> [awaiting-copies <-> storing] -> [capturing] -> computing of the next step.
+"""
+
+from __future__ import annotations
+
+from dcnr_app.cluster import worker_stages, worker_tasks
+from dcnr_app.cluster.effects import (
+    BackwardDone,
+    Captured,
+    DecisionApplied,
+    Done,
+    Finished,
+    ForwardDone,
+    Handle,
+    Handles,
+    Input,
+    Leave,
+    Lost,
+    Measured,
+    Outcome,
+    Prepare,
+    Prepared,
+    Received,
+    Release,
+    Send,
+    SitesDone,
+    TaskFailed,
+    WorkerEffect,
+)
+from dcnr_app.cluster.messages import (
+    AnyMessage,
+    Commit,
+    Configure,
+    EvalRequest,
+    GenerateRequest,
+    GradientsReady,
+    Hop,
+    LoadDone,
+    LoadState,
+    ParameterCopy,
+    Refused,
+    SiteGradient,
+    Stop,
+    TrainRequest,
+)
+from dcnr_app.cluster.routes import build_routes
+from dcnr_app.cluster.worker_state import WorkerState, drop, drop_everything, hold
+from dcnr_app.errors import InvariantError
+from dcnr_app.ids import ORCHESTRATOR, PNodeId
+
+
+def step(state: WorkerState, event: Input, now_ms: float) -> tuple[WorkerState, tuple[WorkerEffect, ...]]:
+    """Take one input; returns the state (the same object, owned by the caller) and the effects to carry
+    out."""
+    out: list[WorkerEffect] = []
+    match event:
+        case Received(sender, message, tensors):
+            state = _receive(state, out, sender, message, tensors)
+        case Finished(effect_id, outcome):
+            _finish(state, out, effect_id, outcome, now_ms)
+        case Lost(peer, reason):
+            if peer == ORCHESTRATOR:
+                out.append(Leave(f"the orchestrator is gone: {reason}"))
+            elif state.configure is not None and peer in state.plan.pnodes and state.stage != "failed":
+                worker_stages.fail(state, out, f"lost PNode {peer}: {reason}", f"PNode {state.pnode}")
+        case _:
+            raise InvariantError(f"a worker cannot take {type(event).__name__}")
+    worker_stages.advance(state, out)
+    return state, tuple(out)
+
+
+# ---- messages
+
+
+def _receive(
+    state: WorkerState, out: list[WorkerEffect], sender: PNodeId, message: AnyMessage, tensors: Handles
+) -> WorkerState:
+    for handle in tensors.values():
+        hold(state, handle)
+    refusal = ""
+    if isinstance(message, Configure):
+        if sender != ORCHESTRATOR:
+            refusal = f"only the orchestrator configures, not {sender}"
+        else:
+            state, refusal = _configure(state, out, message)
+    elif isinstance(message, Refused):
+        if state.configure is not None and message.generation in (0, state.configure.generation):
+            worker_stages.fail(
+                state, out, f"{sender} refused {message.tag or 'a message'}: {message.reason}", state.pnode
+            )
+    else:
+        refusal = _why_refused(state, sender, message) or _handle(state, out, message, tensors)
+    if refusal:
+        tag = str(type(message).__struct_config__.tag)
+        generation = int(getattr(message, "generation", 0))
+        out.append(Send(sender, Refused(reason=refusal, tag=tag, generation=generation)))
+    drop(state, out, list(tensors.values()))
+    return state
+
+
+def _why_refused(state: WorkerState, sender: PNodeId, message: AnyMessage) -> str:
+    configure = state.configure
+    generation = getattr(message, "generation", None)
+    if configure is None or generation is None:
+        return f"{state.pnode} is in no session"
+    if getattr(message, "session", None) != configure.session:
+        return f"{state.pnode} is in session {configure.session}"
+    if generation != configure.generation:
+        return f"generation {generation} is not the current one, {configure.generation}"
+    between_workers = isinstance(message, Hop | SiteGradient | ParameterCopy)
+    if between_workers and sender not in configure.plan.pnodes:
+        return f"{sender} is not in the plan"
+    if not between_workers and sender != ORCHESTRATOR:
+        return f"{sender} is not the orchestrator"
+    return ""
+
+
+def _configure(state: WorkerState, out: list[WorkerEffect], message: Configure) -> tuple[WorkerState, str]:
+    current = state.configure
+    if current is not None and message.session == current.session:
+        if message.generation < current.generation:
+            return state, f"generation {message.generation} is older than {current.generation}"
+        if message.generation == current.generation:
+            if state.prepared is not None:
+                worker_stages.send_ready(state, out)
+            return state, ""
+    if state.pnode not in message.plan.pnodes:
+        return state, f"{state.pnode} is not in the plan"
+    drop_everything(state, out)
+    fresh = WorkerState(
+        pnode=state.pnode,
+        stage="preparing",
+        configure=message,
+        routes=build_routes(message.plan),
+        step=message.first_step,
+        next_id=state.next_id,
+        next_request=state.next_request,
+    )
+    out.append(Prepare(fresh.run(), message))
+    return fresh, ""
+
+
+def _handle(state: WorkerState, out: list[WorkerEffect], message: AnyMessage, tensors: Handles) -> str:
+    """Carry out a message of the current generation; returns why it is refused, or an empty text."""
+    match message:
+        case TrainRequest() | EvalRequest() | GenerateRequest():
+            return worker_tasks.accept_request(state, message, tensors)
+        case Hop():
+            return worker_tasks.accept_hop(state, message, tensors)
+        case SiteGradient():
+            key = f"{message.parameter}|{message.site}"
+            return _keep(state, state.sites, message.step, key, tensors.get("gradient"))
+        case ParameterCopy():
+            return _keep(state, state.copies, message.step, message.parameter, tensors.get("weight"))
+        case LoadState():
+            if state.stage != "loading":
+                return "no parameters are awaited"
+            if message.parameter not in state.loads:
+                state.loads[message.parameter] = dict(tensors)
+                for handle in tensors.values():
+                    hold(state, handle)
+        case LoadDone():
+            state.loads_expected = message.count
+        case Commit():
+            return _commit(state, out, message)
+        case Stop():
+            drop_everything(state, out)
+            state.holds.clear()
+            state.mailbox.clear()
+            state.configure, state.prepared, state.stage = None, None, "idle"
+            out.append(Leave("the session ended"))
+        case _:
+            return f"a worker does not take {type(message).__struct_config__.tag}"
+    return ""
+
+
+def _keep(
+    state: WorkerState, boxes: dict[int, dict[str, Handle]], at: int, key: str, handle: Handle | None
+) -> str:
+    if handle is None:
+        return "its tensor is missing"
+    if at > state.step:
+        return f"step {at} has not begun"
+    box = boxes.setdefault(at, {}) if at == state.step else {}
+    if at == state.step and key not in box:
+        box[key] = handle
+        hold(state, handle)
+    return ""
+
+
+def _commit(state: WorkerState, out: list[WorkerEffect], message: Commit) -> str:
+    if message.step < state.step:
+        out.append(Send(ORCHESTRATOR, worker_stages.applied(state, message.step)))
+        return ""
+    if message.step > state.step or state.stage not in (
+        "deciding", "applying", "awaiting-copies", "storing"
+    ):  # fmt: skip
+        return f"step {message.step} is not decided here yet"
+    if state.stage == "deciding":
+        state.commit = message
+        state.stage = "applying"
+    return ""
+
+
+# ---- outcomes
+
+
+def _finish(
+    state: WorkerState, out: list[WorkerEffect], effect_id: int, outcome: Outcome, now_ms: float
+) -> None:
+    if effect_id != state.running:
+        _release_outcome(out, outcome)
+        return
+    state.running = 0
+    state.progress_ms = now_ms
+    match outcome:
+        case TaskFailed(what, where):
+            worker_stages.fail(state, out, what, where)
+        case Prepared():
+            state.prepared = outcome
+            will_load = state.configure is not None and state.configure.will_load
+            state.stage = "loading" if will_load else "computing"
+            worker_stages.send_ready(state, out)
+        case ForwardDone():
+            worker_tasks.forward_done(state, out, outcome)
+        case BackwardDone():
+            worker_tasks.backward_done(state, out, outcome)
+        case SitesDone(gradients):
+            worker_stages.send_sites(state, out, gradients)
+        case Measured(norms, bytes_sent, bytes_received):
+            out.append(Send(ORCHESTRATOR, GradientsReady(
+                **state.ids, step=state.step, norms=norms, loss_sums=state.loss_sums,
+                max_in_flight=state.max_in_flight, compute_ms=state.compute_ms, bytes_sent=bytes_sent,
+                bytes_received=bytes_received,
+            )))  # fmt: skip
+            state.stage = "deciding"
+        case DecisionApplied(copies):
+            worker_stages.send_copies(state, out, copies)
+        case Done():
+            worker_stages.stored(state, out)
+        case Captured(parts):
+            worker_stages.send_state(state, out, parts)
+        case _:
+            raise InvariantError(f"a worker cannot take outcome {type(outcome).__name__}")
+
+
+def _release_outcome(out: list[WorkerEffect], outcome: Outcome) -> None:
+    handles: list[Handle] = []
+    match outcome:
+        case ForwardDone(outputs):
+            handles = list(outputs.values())
+        case BackwardDone(gradients) | SitesDone(gradients):
+            handles = list(gradients.values())
+        case DecisionApplied(copies):
+            handles = list(copies.values())
+        case Captured(parts):
+            handles = [handle for part in parts.values() for handle in part.values()]
+        case _:
+            pass
+    if handles:
+        out.append(Release(tuple(handles)))
