@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from dcnr_app.runtime.keys import RunKey
@@ -39,6 +40,15 @@ def _run(cut: Cut, *, in_flight: int = 1) -> tuple[list[StepResult], dict]:
 def test_every_cut_gives_the_bits_of_one_segment(name: str) -> None:
     expected, expected_state = _run(WHOLE)
     results, state = _run(CUTS[name])
+    assert results == expected
+    assert same_state(dict(sorted(state.items())), dict(sorted(expected_state.items())))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_vnodes_strewn_over_pnodes_give_the_bits_of_one_segment(seed: int) -> None:
+    places = np.random.default_rng(seed).integers(0, 3, len(NAMES))
+    expected, expected_state = _run(WHOLE)
+    results, state = _run([("abc"[place], (name,)) for place, name in zip(places, NAMES, strict=True)])
     assert results == expected
     assert same_state(dict(sorted(state.items())), dict(sorted(expected_state.items())))
 
