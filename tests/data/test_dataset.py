@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -162,6 +163,27 @@ def test_reading_across_shards_equals_one_shard(tmp_path: Path, tokenizer: Token
         assert np.array_equal(many.train.read(start, stop), whole[start:stop])
     with pytest.raises(IndexError):
         one.train.read(0, len(whole) + 1)
+
+
+class _Growing:
+    """Documents of which there is one more on each pass."""
+
+    def __init__(self) -> None:
+        self.n = 20
+
+    def __iter__(self) -> Iterator[Document]:
+        self.n += 1
+        return iter(documents(self.n))
+
+
+def test_documents_that_change_while_they_are_read_make_no_dataset(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    with pytest.raises(UserError, match="changed"):
+        build_dataset(tmp_path, _Growing(), tokenizer, HALF)
+    with pytest.raises(UserError, match="changed"):
+        prepare(tmp_path, _Growing(), SETTINGS, HALF)
+    assert list_datasets(tmp_path) == ()
 
 
 def _first_shard(dataset: Dataset, suffix: str) -> Path:
