@@ -29,6 +29,7 @@ from dcnr_app.nodes.registry import Registry
 MAX_NODES = 20_000
 MAX_REPEAT = 1024
 MAX_PNODE = 2**31
+MAX_SHARE_CHAIN = 32
 
 _REPEAT_FIELDS = ("repeat", "name", "index", "carry", "yield", "nodes")
 
@@ -233,6 +234,10 @@ class _Shares:
                 refuse(mark, f"parameters share in a circle: {' -> '.join([*seen, name])}")
             if parameter not in dict(owner.share):
                 break
+            if len(seen) >= MAX_SHARE_CHAIN:
+                refuse(
+                    mark, f"{seen[0]} shares by way of over {MAX_SHARE_CHAIN} others", fix="name the owner"
+                )
             seen.append(name)
             owner, parameter = self._target(owner, parameter)
         mine, theirs = params[own], owner.vnode.params()[parameter]

@@ -34,7 +34,7 @@ from dcnr_app.nodes.graph.spelling import did_you_mean
 from dcnr_app.nodes.graph.training import TrainingSettings
 from dcnr_app.nodes.graph.training_form import read_training
 from dcnr_app.nodes.graph.validate import check_network, sort_nodes
-from dcnr_app.nodes.graph.values import Mapping, Mark, Scalar, Value, describe, refuse
+from dcnr_app.nodes.graph.values import Mapping, Mark, Scalar, Value, describe, refuse, shorten
 from dcnr_app.nodes.graph.yaml_source import MAX_FILE_BYTES, parse_yaml
 from dcnr_app.nodes.registry import Registry
 
@@ -117,7 +117,7 @@ def _network_name(root: Mapping) -> str:
     try:
         return check_id(str(value.value), "network")
     except UserError as error:
-        refuse(value.mark, error.what, why=error.why)
+        refuse(value.mark, f"{shorten(str(value.value))!r} is not a valid network name", why=error.why)
 
 
 def _read_variables(root: Mapping, file: str, overrides: AnyMapping[str, Number]) -> dict[str, Number]:
@@ -203,7 +203,7 @@ def _read_outputs(value: Value, expanded: Expanded, marks: dict[str, Mark]) -> d
     """References by output name; adds their places to `marks`."""
     section = read_mapping(value, "outputs")
     if "loss" not in section.entries:
-        refuse(section.mark, "outputs has no `loss`", fix=did_you_mean("loss", section.entries))
+        refuse(section.mark, "outputs has no `loss`", fix="add `loss: <the cost node>`")
     outputs: dict[str, str] = {}
     for name, entry in section.entries.items():
         outputs[name] = expanded.references.resolve_one(entry.value, expanded.scope, f"outputs.{name}")

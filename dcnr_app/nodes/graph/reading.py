@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping as AnyMapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -57,10 +57,17 @@ def read(value: Value, kind: Any, variables: Variables, what: str) -> Any:
     except msgspec.ValidationError as error:
         shown = resolve_scalar(value, variables) if isinstance(value, Scalar) else value
         problem = str(error).replace("`", "")
-        fix = ""
-        if isinstance(shown, Scalar) and isinstance(shown.value, str) and "got str" in problem:
-            fix = "write the number without quotes" if shown.value.strip(".+-0123456789") == "" else ""
-        refuse(value.mark, f"{what} is {describe(shown)}: {problem[0].lower()}{problem[1:]}", fix=fix)
+        problem = f"{what} is {describe(shown)}: {problem[0].lower()}{problem[1:]}"
+        refuse(value.mark, problem, fix=_fix_for(shown, kind))
+
+
+def _fix_for(shown: Value, kind: Any) -> str:
+    text = shown.value if isinstance(shown, Scalar) else None
+    if not isinstance(text, str):
+        return ""
+    if get_origin(kind) is Literal:
+        return did_you_mean(text, get_args(kind))
+    return "write the number without quotes" if text.strip(".+-0123456789") == "" else ""
 
 
 def read_text(value: Value, variables: Variables, what: str) -> Scalar:

@@ -92,6 +92,8 @@ def _refuse_syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> NoRetur
         fix = "text that starts with % ` or @ needs quotes"
     problem = error.problem or "cannot be read"
     context = f" ({error.context})" if error.context else ""
+    if context and error.context_mark is not None and error.context_mark.line != line:
+        context = f" ({error.context} from line {error.context_mark.line + 1} on)"
     refuse(Mark(file, line + 1, column + 1), f"this is not valid YAML: {problem}{context}", fix=fix)
 
 
