@@ -88,3 +88,9 @@ class MissingExtraError(DcnrError):
 
 class InvariantError(DcnrError):
     """A bug of ours: something that must hold did not."""
+
+
+def first_error(group: BaseExceptionGroup[DcnrError]) -> DcnrError:
+    """The first error of a group, however deep: what a person is told."""
+    found = group.exceptions[0]
+    return first_error(found) if isinstance(found, BaseExceptionGroup) else found

@@ -10,12 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
 from dcnr_app.clock import Clock
 from dcnr_app.cluster import coordinator
-from dcnr_app.cluster import decision as coordinator_decision
 from dcnr_app.cluster.coordinator_state import Assignment, CoordinatorState
 from dcnr_app.cluster.effects import (
     AppendCommit,
@@ -49,7 +47,15 @@ from dcnr_app.cluster.expectations import Expectations, why_unexpected
 from dcnr_app.cluster.messages import Address, AnyMessage, TensorHeader
 from dcnr_app.cluster.outbox import Outbox
 from dcnr_app.cluster.transport import HostArray, PeerTransport
-from dcnr_app.errors import DcnrError, DivergedError, PeerError, RefusedError, StoreError, UnreachableError
+from dcnr_app.errors import (
+    DcnrError,
+    DivergedError,
+    PeerError,
+    RefusedError,
+    StoreError,
+    UnreachableError,
+    first_error,
+)
 from dcnr_app.ids import PNodeId
 from dcnr_app.runtime.tables import HandleTable
 
@@ -106,7 +112,6 @@ class Orchestrator:
         job: Assignment,
         handles: HandleTable,
         expected: Expectations,
-        transport: PeerTransport,
         feed: Feed,
         journal: Journal,
         observer: Observer,
@@ -115,7 +120,6 @@ class Orchestrator:
         self._job = job
         self._handles = handles
         self._expected = expected
-        self._transport = transport
         self._feed = feed
         self._journal = journal
         self._observer = observer
@@ -128,7 +132,10 @@ class Orchestrator:
         self._next_request = 0
 
     async def run(
-        self, members: Sequence[Address], while_at_rest: Callable[[Trained], Awaitable[None]]
+        self,
+        transport: PeerTransport,
+        members: Sequence[Address],
+        while_at_rest: Callable[[Trained], Awaitable[None]],
     ) -> Trained:
         """Train to the end, then call `while_at_rest`, in which `logits` may be used; then let the PNodes go.
 
@@ -139,7 +146,7 @@ class Orchestrator:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="store") as thread:
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    self._outbox = Outbox(self._transport, tasks, self.lost)
+                    self._outbox = Outbox(transport, tasks, self.lost)
                     working = tasks.create_task(self._work_all(thread))
                     try:
                         self._state, effects = coordinator.start(self._job, tuple(members))
@@ -152,7 +159,7 @@ class Orchestrator:
                         await self._outbox.flush(_FLUSH_S)
                     await working
             except* DcnrError as group:
-                raise _first(group) from None
+                raise first_error(group) from None
         return trained
 
     def stop(self) -> None:
@@ -274,16 +281,3 @@ class Orchestrator:
     ) -> BatchReady:
         microbatches = tuple({name: self._put(x) for name, x in each.items()} for each in tensors)
         return BatchReady(microbatches, tuple(counts), tuple(samples))
-
-
-def _first(group: BaseExceptionGroup[DcnrError]) -> DcnrError:
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found
-
-
-def decode_decision(body: bytes) -> coordinator_decision.Decision:
-    """The decision in a commit row's body. Raises StoreError for a body that is none."""
-    try:
-        return msgspec.json.decode(body, type=coordinator_decision.Decision)
-    except msgspec.DecodeError as error:
-        raise StoreError("a commit row cannot be read", why=str(error)) from error

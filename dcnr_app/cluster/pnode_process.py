@@ -1,0 +1,101 @@
+"""What a PNode process does from its first line of stdin to the end of that pipe. IO."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import BinaryIO
+
+import msgspec
+
+from dcnr_app.clock import Clock
+from dcnr_app.cluster.compute import Compute
+from dcnr_app.cluster.grpc_transport import GrpcTransport
+from dcnr_app.cluster.identity import Credentials
+from dcnr_app.cluster.pnode import PNodeDriver, role_of
+from dcnr_app.cluster.processes import Bootstrap, Listening
+from dcnr_app.cluster.transport import Member
+from dcnr_app.engine.backend import Backend
+from dcnr_app.errors import PeerError
+from dcnr_app.ids import ORCHESTRATOR
+from dcnr_app.nodes.registry import Registry
+
+logger = logging.getLogger(__name__)
+_SWITCH_INTERVAL_S = 0.0002  # a busy interpreter else makes a hop wait 5 ms for the event loop
+_GRACE_S = 1.0
+
+
+def run_pnode_process(
+    stdin: BinaryIO,
+    stdout: BinaryIO,
+    *,
+    registry: Registry,
+    make_backend: Callable[[int], Backend],
+    clock: Clock,
+) -> None:
+    """Serve as the PNode that the first line of `stdin` describes, until the pipe ends or the orchestrator
+    leaves.
+
+    Raises PeerError if that line is not a Bootstrap.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        bootstrap = msgspec.json.decode(stdin.readline(), type=Bootstrap)
+    except msgspec.DecodeError as error:
+        raise PeerError("this command is started by an orchestrator, not by hand", why=str(error)) from error
+    asyncio.run(_serve(bootstrap, stdin, stdout, registry, make_backend, clock))
+
+
+async def _serve(
+    bootstrap: Bootstrap,
+    stdin: BinaryIO,
+    stdout: BinaryIO,
+    registry: Registry,
+    make_backend: Callable[[int], Backend],
+    clock: Clock,
+) -> None:
+    credentials = Credentials(
+        cert_pem=bootstrap.certificate_pem.encode(),
+        key_pem=bootstrap.key_pem.encode(),
+        ca_pem=bootstrap.authority_pem.encode(),
+    )
+    transport = GrpcTransport(bootstrap.pnode, credentials, bootstrap.cluster)
+    compute = Compute(bootstrap.pnode, registry, lambda: make_backend(bootstrap.threads), clock)
+    driver = PNodeDriver(
+        pnode=bootstrap.pnode, transport=transport, compute=compute, registry=registry, clock=clock
+    )
+    _end_with_pipe(stdin, asyncio.get_running_loop(), driver.stop)
+    address = await transport.start(driver)
+    known = Member(
+        pnode=ORCHESTRATOR,
+        address="",
+        fingerprint=bootstrap.orchestrator_fingerprint,
+        role=role_of(ORCHESTRATOR),
+    )
+    transport.set_members([known])
+    running = asyncio.ensure_future(driver.run())
+    await driver.started()
+    stdout.write(msgspec.json.encode(Listening(address, os.getpid())) + b"\n")
+    stdout.flush()
+    await running
+    await transport.close()
+    compute.close()
+
+
+def _end_with_pipe(stdin: BinaryIO, loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """End when the parent's end of the pipe closes, for whatever reason: no orphan outlives its
+    orchestrator."""
+
+    def wait_for_end() -> None:
+        while stdin.read(4096):
+            pass
+        timer = threading.Timer(_GRACE_S, os._exit, (3,))  # a long kernel must not keep the process alive
+        timer.daemon = True
+        timer.start()
+        loop.call_soon_threadsafe(stop)
+
+    threading.Thread(target=wait_for_end, name="parent-pipe", daemon=True).start()
