@@ -12,6 +12,7 @@ from dcnr_app.nodes.graph.spelling import did_you_mean
 from dcnr_app.nodes.graph.values import Mapping, Mark, Scalar, refuse, shorten
 from dcnr_app.nodes.registry import Registry
 
+MAX_PORTS = 100_000
 PLACE_FIELDS = ("name", "type", "inputs", "share", "pnode")
 """Fields of a node form that say where the VNode stands, not what it is."""
 
@@ -21,6 +22,7 @@ class VNodeBuilder:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self._n_ports = 0
         self._fields: dict[type[VNode], dict[str, msgspec.structs.FieldInfo]] = {}
 
     def build(self, form: Mapping, mark: Mark, variables: Variables) -> VNode:
@@ -38,8 +40,7 @@ class VNodeBuilder:
                 refuse(entry.key_mark, f"{title} has no field {shorten(key)!r}", fix=fix)
             what = f"{key} of {title}"
             values[key] = read(entry.value, known[key].type, variables, what)
-            if key.startswith("n_") and isinstance(values[key], int) and int(str(values[key])) < 1:
-                refuse(entry.value.mark, f"{what} is {values[key]}: a size is at least 1")
+            self._check_size(key, values[key], entry.value.mark, what)
         for name, field in known.items():
             if field.required and name not in values:
                 refuse(mark, f"{title} lacks the required field {name!r}", fix=f"add `{name}: ...`")
@@ -47,6 +48,17 @@ class VNodeBuilder:
             return self._registry.decode({**values, "type": title})
         except (msgspec.ValidationError, ValueError) as error:
             refuse(_blamed(str(error), form, mark), f"{title} refuses its fields: {error}")
+
+    def _check_size(self, key: str, value: object, mark: Mark, what: str) -> None:
+        if not key.startswith("n_") or not isinstance(value, int):
+            return
+        if value < 1:
+            refuse(mark, f"{what} is {value}: a size is at least 1")
+        if key == "n_outputs":
+            # Every port becomes a tensor spec, so their number is capped before shapes are inferred.
+            self._n_ports += value
+            if self._n_ports > MAX_PORTS:
+                refuse(mark, f"{what} brings the network to over {MAX_PORTS} output ports")
 
     def _type(self, name: Scalar) -> type[VNode]:
         text = str(name.value)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dcnr_app.errors import InvalidError, UserError
 from dcnr_app.nodes.graph.load import read_network_file
@@ -151,6 +154,64 @@ def test_a_broken_file_is_refused_with_its_place(name: str) -> None:
     before = text[: text.index("§")]
     place = f"{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
     _refusal(text.replace("§", ""), place, what, hint)
+
+
+_PIECES = st.sampled_from(
+    [
+        "$",
+        "{",
+        "}",
+        "[",
+        "]",
+        ":",
+        ",",
+        "- ",
+        "&a ",
+        "*a",
+        "<<: ",
+        "/",
+        "1e9",
+        "~",
+        "true",
+        "''",
+        "x",
+        "block",
+    ]
+    + [
+        "\n",
+        "  ",
+        "0",
+        "-1",
+        "9" * 20,
+        "$width",
+        "${1/0}",
+        '"',
+        "#",
+        "!",
+        "|",
+        ">",
+        "?",
+        "/*",
+        ".weight",
+        ":1",
+    ]
+)
+_MUTATIONS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 8), _PIECES), min_size=1, max_size=3)
+
+
+@settings(deadline=None)
+@given(_MUTATIONS)
+def test_a_mutated_file_loads_or_is_refused_with_its_place(
+    mutations: list[tuple[float, int, str]],
+) -> None:
+    text = SMALL
+    for place, removed, piece in mutations:
+        start = int(place * len(text))
+        text = text[:start] + piece + text[start + removed :]
+    try:
+        load(text)
+    except InvalidError as error:
+        assert re.fullmatch(r"net\.yaml:\d+:\d+", error.where)
 
 
 def test_an_unknown_override_is_refused_with_a_suggestion() -> None:

@@ -148,3 +148,9 @@ def test_wildcards_cannot_multiply_without_end() -> None:
     )
     with pytest.raises(InvalidError, match="over 100000 connections"):
         load(text)
+
+
+def test_ports_cannot_multiply_without_end() -> None:
+    text = PREFIX + "  - {name: last, type: broadcast, n_outputs: 1000000000, inputs: [embed]}\n"
+    with pytest.raises(InvalidError, match="over 100000 output ports"):
+        load(text)
