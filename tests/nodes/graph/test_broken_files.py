@@ -156,46 +156,10 @@ def test_a_broken_file_is_refused_with_its_place(name: str) -> None:
     _refusal(text.replace("§", ""), place, what, hint)
 
 
-_PIECES = st.sampled_from(
-    [
-        "$",
-        "{",
-        "}",
-        "[",
-        "]",
-        ":",
-        ",",
-        "- ",
-        "&a ",
-        "*a",
-        "<<: ",
-        "/",
-        "1e9",
-        "~",
-        "true",
-        "''",
-        "x",
-        "block",
-    ]
-    + [
-        "\n",
-        "  ",
-        "0",
-        "-1",
-        "9" * 20,
-        "$width",
-        "${1/0}",
-        '"',
-        "#",
-        "!",
-        "|",
-        ">",
-        "?",
-        "/*",
-        ".weight",
-        ":1",
-    ]
+_WORDS = (
+    "$ { } [ ] : , - &a *a << / 1e9 ~ true '' x block 0 -1 $width ${1/0} # ! | > ? /* .weight :1 99999999999"
 )
+_PIECES = st.sampled_from([*_WORDS.split(), "\n", "  ", '"', "- ", "<<: ", "&a "])
 _MUTATIONS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 8), _PIECES), min_size=1, max_size=3)
 
 
