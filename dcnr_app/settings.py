@@ -125,3 +125,16 @@ def asset_path(name: str) -> Path:
         why=f"looked in {', '.join(str(root) for root in roots)}",
         fix="reinstall dcnr-app if it should be there",
     )
+
+
+def child_environment() -> dict[str, str]:
+    """The whole environment of a PNode process: this one's, with single-threaded BLAS.
+
+    The engine spreads fixed tiles over threads of its own; a BLAS that does so too would make results depend
+    on
+    the number of cores.
+    """
+    single = dict.fromkeys(
+        ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+    )
+    return {**os.environ, **single}

@@ -10,10 +10,11 @@ import numpy as np
 
 from dcnr_app.clock import Clock
 from dcnr_app.cluster.decision import Decision
-from dcnr_app.cluster.effects import AppendCommit, Progress, Validated, WriteCheckpoint
+from dcnr_app.cluster.effects import AppendCommit, Progress, Validated, WorkerReady, WriteCheckpoint
 from dcnr_app.cluster.orchestrator import Parts
 from dcnr_app.errors import StoreError
 from dcnr_app.ids import SessionId
+from dcnr_app.store.sessions import SessionRecord, update_session
 from dcnr_app.store.store import Store
 
 HostArray = np.ndarray[Any, Any]
@@ -47,8 +48,12 @@ class SessionJournal:
         """Write a checkpoint; returns its path."""
         return self._write_checkpoint(effect, parts)
 
-    def record(self, effect: Progress | Validated) -> None:
-        """Metrics of a step or a validation; a replayed step has them already."""
+    def record(self, effect: Progress | Validated | WorkerReady) -> None:
+        """Metrics of a step (a replayed one has them already) or a validation; the device class of the
+        bits."""
+        if isinstance(effect, WorkerReady):
+            update_session(self._store, self._session, lambda r: _with_class(r, effect.device_class))
+            return
         now_ms = self._clock.monotonic_ms()
         if isinstance(effect, Validated):
             values = {"validation_loss": effect.loss}
@@ -70,6 +75,12 @@ class SessionJournal:
                 values[f"compute_ms/{pnode}"] = report.compute_ms
             self._store.add_metrics(self._session, decision.step, values, self._clock.wall_ms())
         self._previous_ms = now_ms
+
+
+def _with_class(record: SessionRecord, device_class: str) -> SessionRecord:
+    """The record with a PNode's device class added: a session on several has all of them."""
+    classes = {*record.device_class.split(), device_class}
+    return msgspec.structs.replace(record, device_class=" ".join(sorted(classes)))
 
 
 def read_decisions(store: Store, session: str) -> dict[int, Decision]:

@@ -50,6 +50,7 @@ from dcnr_app.cluster.transport import HostArray, PeerTransport
 from dcnr_app.errors import (
     DcnrError,
     DivergedError,
+    InvariantError,
     PeerError,
     RefusedError,
     StoreError,
@@ -90,8 +91,8 @@ class Journal(Protocol):
         """A checkpoint; returns its path."""
         ...
 
-    def record(self, effect: Progress | Validated) -> None:
-        """Metrics; kept unless the power fails."""
+    def record(self, effect: Progress | Validated | WorkerReady) -> None:
+        """Metrics, kept unless the power fails, and facts of the PNodes."""
         ...
 
 
@@ -113,7 +114,7 @@ class Orchestrator:
         handles: HandleTable,
         expected: Expectations,
         feed: Feed,
-        journal: Journal,
+        journal: Journal | None,
         observer: Observer,
         clock: Clock,
     ) -> None:
@@ -219,6 +220,7 @@ class Orchestrator:
                     self._handles.release(handle)
             case WorkerReady():
                 self._observer.worker_ready(effect)
+                self._queue.put_nowait(effect)
             case Progress():
                 self._observer.progress(effect)
                 self._queue.put_nowait(effect)
@@ -254,12 +256,14 @@ class Orchestrator:
             if isinstance(effect, LoadBatch | LoadValidation | AppendCommit | WriteCheckpoint):
                 outcome = await loop.run_in_executor(thread, self._work, effect)
                 self._take(Finished(effect.id, outcome))
-            elif isinstance(effect, Progress | Validated):
-                await loop.run_in_executor(thread, self._journal.record, effect)
+            elif isinstance(effect, Progress | Validated | WorkerReady):
+                await loop.run_in_executor(thread, self._record, effect)
 
     def _work(self, effect: LoadBatch | LoadValidation | AppendCommit | WriteCheckpoint) -> Outcome:
         """One blocking effect, on the store's thread."""
         try:
+            if self._journal is None:
+                raise InvariantError("a session without a journal was asked to train")
             match effect:
                 case LoadBatch():
                     tensors, counts, samples = self._feed.batch(effect.step)
@@ -275,6 +279,10 @@ class Orchestrator:
                     return CheckpointWritten(self._journal.checkpoint(effect, parts))
         except DcnrError as error:
             return TaskFailed(error.what, error.where)
+
+    def _record(self, effect: Progress | Validated | WorkerReady) -> None:
+        if self._journal is not None:
+            self._journal.record(effect)
 
     def _batch(
         self, tensors: Sequence[Mapping[str, HostArray]], counts: Sequence[int], samples: Sequence[int]

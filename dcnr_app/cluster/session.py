@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -37,6 +38,7 @@ from dcnr_app.nodes.registry import Registry
 from dcnr_app.runtime.tables import HandleTable
 
 HostArray = np.ndarray[Any, Any]
+_STOP_POLL_S = 0.5
 
 
 class TextCoder(Protocol):
@@ -67,7 +69,7 @@ class SessionJob(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     network: Network
     settings: TrainingSettings
-    context: int
+    context: int = 1
     start: StartPoint = StartPoint()
     prompt: str = "def "
     sampling: Sampling = Sampling(n_tokens=120, temperature=0.7, seed=0)
@@ -120,10 +122,10 @@ class SessionTools(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterSettings
     registry: Registry
     make_backend: Callable[[int], Backend]
-    host_backend: Backend
     clock: Clock
     feed: SessionFeed
-    journal: Journal
+    journal: Journal | None
+    """None for a session that only generates."""
     coder: TextCoder
     orchestrator_pid: int
 
@@ -135,8 +137,11 @@ def plan_for(job: SessionJob, n_workers: int) -> Plan:
     return build_plan(job.network, assignment, pnodes, job.settings, generation=job.generation)
 
 
-async def run_session(job: SessionJob, tools: SessionTools, watcher: Watcher) -> RunOutcome:
-    """Run to the end or to a requested stop. Raises what went wrong, with the PNode or step."""
+async def run_session(
+    job: SessionJob, tools: SessionTools, watcher: Watcher, stop_file: Path | None
+) -> RunOutcome:
+    """Run to the end or to a requested stop (by `stop_file` too). Raises what went wrong, with PNode or
+    step."""
     plan = plan_for(job, tools.cluster.n_workers)
     watcher.planned(job.network, plan)
     run = _Run(job, plan, tools, watcher)
@@ -149,15 +154,20 @@ async def run_session(job: SessionJob, tools: SessionTools, watcher: Watcher) ->
                 clock=tools.clock,
                 tasks=tasks,
             )
+            waiting: asyncio.Task[None] | None = None
             try:
                 members = await cluster.start(run.orchestrator, run.orchestrator.lost)
                 watcher.stoppable(run.orchestrator.stop)
+                if stop_file is not None:
+                    waiting = tasks.create_task(_stop_when_asked(stop_file, run.orchestrator.stop))
                 transport = cluster.transport
                 if transport is None:
                     raise InvariantError("the cluster started without a transport")
                 await run.orchestrator.run(transport, members, run.rest)
                 run.totals = transport.totals()
             finally:
+                if waiting is not None:
+                    waiting.cancel()
                 await cluster.close()
     except* DcnrError as group:
         raise first_error(group) from None
@@ -256,6 +266,13 @@ class _Run:
             pnodes=pnodes,
             sample=self._sample,
         )
+
+
+async def _stop_when_asked(stop_file: Path, stop: Callable[[], None]) -> None:
+    """Another process asks for a stop by making a file: that needs no port and works on every system."""
+    while not stop_file.exists():
+        await asyncio.sleep(_STOP_POLL_S)
+    stop()
 
 
 def _pnode_facts(network: Network, plan: Plan) -> dict[PNodeId, PNodeFacts]:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
+from dcnr_app.errors import InvariantError
+
 HostArray = np.ndarray[Any, Any]
 
 
@@ -37,3 +39,15 @@ class BatchSource(Protocol):
     def validation(self) -> tuple[Microbatch, ...]:
         """The validation microbatches; the last one is padded with target -1."""
         ...
+
+
+class NoBatches:
+    """The BatchSource of a session that is only asked to generate."""
+
+    def batch(self, step: int) -> tuple[Microbatch, ...]:
+        """Raises InvariantError: nothing is left to train."""
+        raise InvariantError(f"step {step} was asked for, but there is no dataset")
+
+    def validation(self) -> tuple[Microbatch, ...]:
+        """Raises InvariantError: nothing is left to validate."""
+        raise InvariantError("a validation was asked for, but there is no dataset")

@@ -150,6 +150,27 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer(manifest, token_bytes)
 
 
+def tokenizer_from_file(path: Path) -> Tokenizer:
+    """The tokenizer of a lone tokenizer.json, such as a checkpoint's. Raises StoreError if it was not made
+    here."""
+    token_bytes = read_token_bytes(path)
+    sha256 = sha256_of(path)
+    manifest = TokenizerManifest(
+        format_version=FORMAT_VERSION,
+        id=sha256[:16],
+        sha256=sha256,
+        preset="gpt-2",
+        pattern=PATTERNS["gpt-2"],
+        asked_vocab=len(token_bytes),
+        n_vocab=len(token_bytes),
+        end_of_text=END_OF_TEXT,
+        documents_digest="",
+        sample_bytes=0,
+        library="",
+    )
+    return Tokenizer(manifest, token_bytes)
+
+
 def list_tokenizers(home: Path) -> tuple[TokenizerManifest, ...]:
     """Manifests of the home's tokenizers by id. Raises StoreError for an unreadable one."""
     return tuple(read_manifest(folder, TokenizerManifest) for folder in children(tokenizers_folder(home)))

@@ -1,0 +1,103 @@
+"""The composition root: builds the registry, backends, stores and sessions, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from dcnr_app.clock import Clock, SystemClock
+from dcnr_app.cluster.local_cluster import ClusterSettings
+from dcnr_app.data.dataset import Dataset, load_dataset
+from dcnr_app.data.tokenizer import Tokenizer, load_tokenizer
+from dcnr_app.engine.backend import Backend
+from dcnr_app.engine.device import device_summary
+from dcnr_app.engine.reference import ReferenceBackend
+from dcnr_app.errors import UserError
+from dcnr_app.nodes.graph.load import LoadedNetwork, load_network, read_network_file
+from dcnr_app.nodes.registry import Registry, load_registry
+from dcnr_app.sessions import Workshop
+from dcnr_app.settings import Home, asset_path, child_environment, find_home
+from dcnr_app.store.sessions import settle_sessions
+from dcnr_app.store.sqlite import SqliteStore
+
+
+def make_backend(threads: int) -> Backend:
+    """The engine of this machine: `threads` threads of the NumPy engine."""
+    return ReferenceBackend(threads)
+
+
+class App:
+    """Everything of this app that one process uses, built once."""
+
+    def __init__(self, home: Home | None = None, clock: Clock | None = None) -> None:
+        self.home = home or find_home()
+        self.clock = clock or SystemClock()
+        self.registry: Registry = load_registry()
+
+    # ---- stores
+
+    def writer(self) -> SqliteStore:
+        """The store for the process that holds the home's lock; sessions of dead processes are settled."""
+        store = SqliteStore.open_writer(self.home, self.clock)
+        settle_sessions(store)
+        return store
+
+    def reader(self) -> SqliteStore:
+        """The store for reading, at any time."""
+        return SqliteStore.open_reader(self.home)
+
+    # ---- networks, data
+
+    def network(self, name_or_path: str, overrides: Mapping[str, int | float] | None = None) -> LoadedNetwork:
+        """A network by the name of a bundled or own file, or by path. Raises UserError or InvalidError."""
+        path = self._network_path(name_or_path)
+        return load_network(
+            read_network_file(path), file=str(path), registry=self.registry, overrides=overrides or {}
+        )
+
+    def _network_path(self, name_or_path: str) -> Path:
+        path = Path(name_or_path)
+        if path.suffix in (".yaml", ".yml") or path.exists():
+            return path
+        own = self.home.networks / f"{name_or_path}.yaml"
+        if own.is_file():
+            return own
+        folders = (asset_path("networks"), self.home.networks)
+        known = sorted(path.stem for folder in folders for path in folder.glob("*.yaml"))
+        if name_or_path not in known:
+            raise UserError(
+                f"there is no network {name_or_path!r}",
+                why=f"known are {', '.join(known)}",
+                fix="give one of these names, or the path of a .yaml file",
+            )
+        return asset_path(f"networks/{name_or_path}.yaml")
+
+    def dataset(self, name: str) -> tuple[Dataset, Tokenizer]:
+        """A prepared dataset (id, the beginning of one, or `latest`) with its tokenizer. Raises UserError."""
+        every = sorted(self.home.datasets.glob("*/manifest.json"), key=lambda path: path.stat().st_mtime)
+        found = every[-1:] if name == "latest" else [p for p in every if p.parent.name.startswith(name)]
+        if len(found) != 1:
+            raise UserError(
+                f"{'more than one' if found else 'no'} dataset is called {name!r}", fix="dcnr-app dataset ls"
+            )
+        dataset = load_dataset(found[0].parent)
+        return dataset, load_tokenizer(self.home.tokenizers / dataset.manifest.tokenizer_id)
+
+    # ---- sessions
+
+    def workshop(self, n_workers: int) -> Workshop:
+        """What running sessions with so many worker processes needs (0: one PNode in this process)."""
+        n_cores = device_summary().n_cores
+        return Workshop(
+            home=self.home,
+            clock=self.clock,
+            registry=self.registry,
+            make_backend=make_backend,
+            cluster=ClusterSettings(
+                n_workers=n_workers,
+                threads=max(1, n_cores // max(1, n_workers)),
+                environment=child_environment(),
+            ),
+            pid=os.getpid(),
+        )

@@ -1,0 +1,343 @@
+"""Sessions from end to end: create, run, resume, generate. Blocking; knows no command line."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import dcnr_app
+from dcnr_app.clock import Clock
+from dcnr_app.cluster.decision import LossScale
+from dcnr_app.cluster.effects import WriteCheckpoint
+from dcnr_app.cluster.feeds import SessionFeed
+from dcnr_app.cluster.generation import Sampling
+from dcnr_app.cluster.journal import SessionJournal, read_decisions, read_validations
+from dcnr_app.cluster.local_cluster import ClusterSettings, worker_ids
+from dcnr_app.cluster.orchestrator import Parts
+from dcnr_app.cluster.result import Scores, session_result
+from dcnr_app.cluster.session import (
+    RunOutcome,
+    SessionJob,
+    SessionTools,
+    StartPoint,
+    Watcher,
+    plan_for,
+    run_session,
+)
+from dcnr_app.data.baselines import bits_per_byte, measure_baselines, target_bytes
+from dcnr_app.data.cursor import BatchCursor, CursorSettings
+from dcnr_app.data.dataset import Dataset
+from dcnr_app.data.source import NoBatches
+from dcnr_app.data.tokenizer import TOKENIZER_FILE, Tokenizer, tokenizer_from_file
+from dcnr_app.engine.backend import Backend
+from dcnr_app.errors import DcnrError, InvalidError
+from dcnr_app.ids import SessionId
+from dcnr_app.nodes.graph.analysis import network_parameters
+from dcnr_app.nodes.graph.load import LoadedNetwork
+from dcnr_app.nodes.graph.network import Network, decode_network, encode_network, network_id
+from dcnr_app.nodes.graph.training import TrainingSettings
+from dcnr_app.nodes.registry import Registry
+from dcnr_app.settings import Home
+from dcnr_app.store import manifest as checkpoint_manifest
+from dcnr_app.store.checkpoints import load_checkpoint, write_checkpoint
+from dcnr_app.store.files import SYSTEM_FILES, check_free_bytes
+from dcnr_app.store.sessions import (
+    SessionRecord,
+    create_session,
+    get_session,
+    network_bytes,
+    new_session_id,
+    update_session,
+)
+from dcnr_app.store.shelf import latest_checkpoint, list_checkpoints, rotate
+from dcnr_app.store.store import Store
+
+STOP_FILE = "stop.request"
+_BYTES_PER_FLOAT = 4
+_SLOTS = 3  # weight and two optimizer slots
+
+
+class Workshop(msgspec.Struct, frozen=True, kw_only=True):
+    """What app.py built for running sessions."""
+
+    home: Home
+    clock: Clock
+    registry: Registry
+    make_backend: Callable[[int], Backend]
+    cluster: ClusterSettings
+    pid: int
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A dataset with its tokenizer, and how long their preparation took."""
+
+    dataset: Dataset
+    tokenizer: Tokenizer
+    prepare_s: float = 0.0
+
+
+def create(
+    shop: Workshop, store: Store, loaded: LoadedNetwork, settings: TrainingSettings, text: Text
+) -> SessionRecord:
+    """Record a new session, after all that can be checked beforehand was checked.
+
+    Raises InvalidError if network, dataset and workers do not fit, StoreError if the disk has too little
+    room.
+    """
+    manifest = text.dataset.manifest
+    if manifest.n_vocab > loaded.vocabulary:
+        raise InvalidError(
+            f"the tokenizer has {manifest.n_vocab} ids, the network {loaded.network.name!r} knows "
+            f"{loaded.vocabulary}",
+            fix="train a smaller tokenizer, or raise the network's vocabulary",
+        )
+    now_ms = shop.clock.wall_ms()
+    session = new_session_id(now_ms, secrets.randbits(16))
+    network = loaded.network
+    plan_for(
+        SessionJob(session=session, generation=1, network=network, settings=settings), shop.cluster.n_workers
+    )
+    BatchCursor(text.dataset, _cursor_settings(settings, loaded.context))
+    n_floats = sum(_count(p.spec.shape) for p in network_parameters(network).values())
+    need_bytes = n_floats * _BYTES_PER_FLOAT * _SLOTS * (settings.keep_last + 1)
+    check_free_bytes(shop.home.sessions, need_bytes, SYSTEM_FILES)
+    record = SessionRecord(
+        session=session,
+        created_ms=now_ms,
+        status="running",
+        step=0,
+        network=network_id(network),
+        network_name=network.name,
+        dataset=manifest.id,
+        tokenizer=manifest.tokenizer_sha256,
+        settings=settings_form(settings),
+        device_class="",
+        workers=worker_ids(shop.cluster.n_workers),
+        pid=shop.pid,
+    )
+    create_session(store, record, encode_network(network))
+    return record
+
+
+def run(
+    shop: Workshop, store: Store, record: SessionRecord, text: Text, watcher: Watcher, prompt: str
+) -> dict[str, Any]:
+    """Train a recorded session from where it stands to its end or a stop; returns the result object.
+
+    What became of it is recorded, also when this raises.
+    """
+    network = decode_network(network_bytes(store, record.network), shop.registry)
+    settings = msgspec.convert(record.settings, TrainingSettings)
+    cursor = BatchCursor(text.dataset, _cursor_settings(settings, context_of(network)))
+    start = start_point(shop, store, record)
+    job = SessionJob(
+        session=record.session,
+        generation=_next_generation(shop, store, record, start),
+        network=network,
+        settings=settings,
+        context=context_of(network),
+        start=start,
+        prompt=prompt,
+    )
+    backend = shop.make_backend(1)
+    writer = _checkpoint_writer(shop, store, record, settings, text.tokenizer, encode_network(network))
+    tools = SessionTools(
+        cluster=shop.cluster,
+        registry=shop.registry,
+        make_backend=shop.make_backend,
+        clock=shop.clock,
+        feed=SessionFeed(network, cursor, backend, {"tokenizer": text.tokenizer}),
+        journal=SessionJournal(store, record.session, shop.clock, writer),
+        coder=text.tokenizer,
+        orchestrator_pid=shop.pid,
+    )
+    stop_file = shop.home.sessions / record.session / STOP_FILE
+    stop_file.unlink(missing_ok=True)
+    _mark(store, record.session, status="running", pid=shop.pid, workers=worker_ids(shop.cluster.n_workers))
+    status = "interrupted"
+    try:
+        outcome = asyncio.run(run_session(job, tools, watcher, stop_file))
+        status = "stopped" if outcome.is_stopped else "finished"
+    except DcnrError:
+        status = "failed"
+        raise
+    finally:
+        backend.close()
+        stop_file.unlink(missing_ok=True)
+        committed = max(read_decisions(store, record.session), default=0)
+        _mark(store, record.session, status=status, step=committed)
+    return _result(shop, store, record, text, cursor, outcome, start)
+
+
+def _result(
+    shop: Workshop,
+    store: Store,
+    record: SessionRecord,
+    text: Text,
+    cursor: BatchCursor,
+    outcome: RunOutcome,
+    start: StartPoint,
+) -> dict[str, Any]:
+    validation = cursor.validation()
+    found = measure_baselines(text.dataset.train, validation, text.tokenizer.n_vocab)
+    factor = bits_per_byte(1.0, found.n_targets, target_bytes(validation, text.tokenizer))
+    has_checkpoint = bool(list_checkpoints(shop.home, record.session))
+    result = session_result(
+        store,
+        session=record.session,
+        network=record.network,
+        dataset=record.dataset,
+        vocab=text.tokenizer.n_vocab,
+        scores=Scores(
+            uniform=found.uniform, unigram=found.unigram, bigram=found.bigram, bits_per_byte_factor=factor
+        ),
+        outcome=outcome,
+        prepare_s=text.prepare_s,
+        checkpoint=str(latest_checkpoint(shop.home, record.session).path) if has_checkpoint else "",
+    )
+    if start.step or start.recorded:
+        result["resumed_from_step"] = start.step
+        result["steps_recomputed"] = len(start.recorded)
+    return result
+
+
+def start_point(shop: Workshop, store: Store, record: SessionRecord) -> StartPoint:
+    """Where a session goes on: its newest checkpoint that verifies, and the decisions made after it."""
+    decisions = read_decisions(store, record.session)
+    validated = frozenset(read_validations(store, record.session))
+    device_class = get_session(store, record.session).device_class
+    if not list_checkpoints(shop.home, record.session):
+        return StartPoint(recorded=decisions, validated=validated, device_class=device_class)
+    checkpoint = load_checkpoint(latest_checkpoint(shop.home, record.session).path)
+    facts = checkpoint.manifest.facts
+    return StartPoint(
+        step=facts.step,
+        t=facts.n_applied,
+        scale=LossScale(facts.loss_scale["scale"], int(facts.loss_scale["finite_steps"])),
+        parts=checkpoint.state,
+        recorded={step: decision for step, decision in decisions.items() if step > facts.step},
+        validated=validated,
+        device_class=device_class,
+    )
+
+
+def generate(shop: Workshop, checkpoint_path: Path, watcher: Watcher, prompt: str, sampling: Sampling) -> str:
+    """Text that a checkpoint's network writes after `prompt`, on one PNode in this process."""
+    checkpoint = load_checkpoint(checkpoint_path)
+    facts = checkpoint.manifest.facts
+    tokenizer = tokenizer_from_file(checkpoint_path / TOKENIZER_FILE)
+    network = decode_network(checkpoint.network, shop.registry)
+    stored = msgspec.convert(facts.settings, TrainingSettings)
+    # One sequence, and nothing left to train: the session is at rest at once.
+    settings = msgspec.structs.replace(stored, steps=facts.step, batch=1, microbatches=1)
+    job = SessionJob(
+        session=SessionId(facts.session),
+        generation=1,
+        network=network,
+        settings=settings,
+        context=context_of(network),
+        start=StartPoint(step=facts.step, t=facts.n_applied, parts=checkpoint.state),
+        prompt=prompt,
+        sampling=sampling,
+    )
+    backend = shop.make_backend(1)
+    feed = SessionFeed(network, NoBatches(), backend, {"tokenizer": tokenizer})
+    tools = SessionTools(
+        cluster=shop.cluster,
+        registry=shop.registry,
+        make_backend=shop.make_backend,
+        clock=shop.clock,
+        feed=feed,
+        journal=None,
+        coder=tokenizer,
+        orchestrator_pid=shop.pid,
+    )
+    try:
+        return asyncio.run(run_session(job, tools, watcher, None)).sample
+    finally:
+        backend.close()
+
+
+def settings_form(settings: TrainingSettings) -> dict[str, Any]:
+    """The plain mapping of all settings, defaults included, as it is stored with the session."""
+    form: dict[str, Any] = msgspec.to_builtins(settings)
+    for name in ("optimizer", "schedule"):
+        section = getattr(settings, name)
+        form[name] = {field.name: getattr(section, field.name) for field in msgspec.structs.fields(section)}
+    for field in msgspec.structs.fields(settings):
+        form.setdefault(field.name, getattr(settings, field.name))
+    return form
+
+
+def context_of(network: Network) -> int:
+    """Tokens per sequence: the second axis of the input `tokens`."""
+    shape = next(entry.shape for entry in network.inputs if entry.name == "tokens")
+    return int(shape[1])
+
+
+def _next_generation(shop: Workshop, store: Store, record: SessionRecord, start: StartPoint) -> int:
+    """Fence earlier runs: one event per run, numbered."""
+    stream = f"session/{record.session}"
+    generation = len(store.read(stream)) + 1
+    body = msgspec.json.encode({"generation": generation, "pid": shop.pid, "from_step": start.step})
+    store.append(stream, "started", body, expected_seq=generation - 1)
+    return generation
+
+
+def _checkpoint_writer(
+    shop: Workshop,
+    store: Store,
+    record: SessionRecord,
+    settings: TrainingSettings,
+    tokenizer: Tokenizer,
+    network: bytes,
+) -> Callable[[WriteCheckpoint, Parts], str]:
+    tokenizer_json = (shop.home.tokenizers / tokenizer.id / TOKENIZER_FILE).read_bytes()
+    assets = {checkpoint_manifest.NETWORK_FILE: network, checkpoint_manifest.TOKENIZER_FILE: tokenizer_json}
+
+    def write(effect: WriteCheckpoint, parts: Parts) -> str:
+        facts = checkpoint_manifest.CheckpointFacts(
+            session=record.session,
+            step=effect.step,
+            n_applied=effect.t,
+            network=record.network,
+            dataset=record.dataset,
+            tokenizer=record.tokenizer,
+            cursor_position=effect.step * settings.batch,
+            loss_scale={"scale": effect.scale, "finite_steps": float(effect.finite_steps)},
+            settings=record.settings,
+            device_class=get_session(store, record.session).device_class,
+            app_version=dcnr_app.__version__,
+            created_ms=shop.clock.wall_ms(),
+        )
+        path = write_checkpoint(shop.home, facts, parts, assets)
+        rotate(shop.home, record.session, settings.keep_last)
+        return str(path)
+
+    return write
+
+
+def _mark(store: Store, session: SessionId, **changes: Any) -> None:
+    update_session(store, session, lambda record: msgspec.structs.replace(record, **changes))
+
+
+def _cursor_settings(settings: TrainingSettings, context: int) -> CursorSettings:
+    return CursorSettings(
+        seed=settings.seed,
+        batch=settings.batch,
+        microbatches=settings.microbatches,
+        context=context,
+        validation_sequences=settings.validation_sequences,
+    )
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    total = 1
+    for length in shape:
+        total *= length
+    return total
