@@ -1,0 +1,194 @@
+"""One outgoing gRPC stream to one peer: dial, greet, write messages in order, read the peer's replies.
+
+Knows no membership and no other stream. Messages wait in line as views of their tensors: a frame is copied
+when its turn comes, so the line's memory is bounded by what the waiting senders hold, plus one frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import grpc
+import grpc.aio
+
+from dcnr_app.cluster.codec import Outgoing, Refusal, encode, frames
+from dcnr_app.cluster.greeting import hello, mismatch
+from dcnr_app.cluster.grpc_options import GREETING_TIMEOUT_S, SERVICE, client_options
+from dcnr_app.cluster.identity import Credentials
+from dcnr_app.cluster.messages import AnyMessage, Hello, Refused
+from dcnr_app.cluster.reassembly import Reassembler
+from dcnr_app.cluster.transport import HostArray, LinkTotals
+from dcnr_app.errors import PeerError
+from dcnr_app.ids import PNodeId
+
+Channel = Literal["control", "bulk"]
+# What writing to a stream that just ended may raise.
+DEAD_STREAM = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+
+
+class Traffic:
+    """Byte counters of one transport: frames with gRPC's 5-byte prefix; HTTP/2 and TLS add about 0.2 %."""
+
+    _PREFIX_BYTES = 5
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._received = 0
+
+    def sent(self, frame: bytes) -> None:
+        """Count a frame that was written."""
+        self._sent += len(frame) + self._PREFIX_BYTES
+
+    def received(self, frame: bytes) -> None:
+        """Count a frame that was read."""
+        self._received += len(frame) + self._PREFIX_BYTES
+
+    def totals(self) -> LinkTotals:
+        """Both counts so far."""
+        return LinkTotals(self._sent, self._received)
+
+
+class _Waiting(NamedTuple):
+    message: Outgoing
+    written: asyncio.Future[None]
+
+
+class OutgoingStream:
+    """`run` is its life, to be started as one task; `send` may be called by many at once."""
+
+    def __init__(
+        self, own: PNodeId, peer: PNodeId, channel: Channel, on_refused: Callable[[Refused], None]
+    ) -> None:
+        self._own = own
+        self._peer = peer
+        self._channel = channel
+        self._on_refused = on_refused
+        self._line: deque[_Waiting] = deque()
+        self._wake = asyncio.Event()
+        self._ended = ""
+        self._numbers = 0
+
+    async def send(self, message: AnyMessage, tensors: Mapping[str, HostArray]) -> None:
+        """Wait for this message's turn and until its last frame was given to gRPC. Raises PeerError, and
+        InvariantError for tensors that cannot travel.
+
+        A cancelled sender takes its message back; if frames went out already, the peer refuses the rest.
+        """
+        if self._ended:
+            raise PeerError(f"{self._peer} cannot be reached", why=self._ended)
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append(_Waiting(self._encode(message, tensors), written))
+        self._wake.set()
+        await written
+
+    async def run(self, address: str, credentials: Credentials, traffic: Traffic) -> str:
+        """Serve the stream until it breaks; returns why."""
+        tls = grpc.ssl_channel_credentials(credentials.ca_pem, credentials.key_pem, credentials.cert_pem)
+        try:
+            async with grpc.aio.secure_channel(address, tls, client_options(self._peer)) as channel:
+                call = channel.stream_stream(f"/{SERVICE}/{self._channel}")()
+                try:
+                    await self._serve(call, traffic)
+                finally:
+                    call.cancel()
+        except* PeerError as group:
+            self.end(_first_reason(group))
+        return self._ended
+
+    def end(self, reason: str) -> None:
+        """Fail all who wait, and whoever comes later."""
+        self._ended = self._ended or reason
+        while self._line:
+            written = self._line.popleft().written
+            if not written.done():
+                written.set_exception(PeerError(f"{self._peer} cannot be reached", why=self._ended))
+
+    async def _serve(self, call: Any, traffic: Traffic) -> None:
+        replies = Reassembler(self._accept_reply)
+        try:
+            async with asyncio.timeout(GREETING_TIMEOUT_S):
+                for frame in frames(self._encode(hello(self._own), {})):
+                    await call.write(frame)
+                    traffic.sent(frame)
+                await self._expect_hello(call, replies, traffic)
+        except TimeoutError as error:
+            raise PeerError(f"{self._peer} did not greet within {GREETING_TIMEOUT_S:g} s") from error
+        except DEAD_STREAM as error:
+            raise PeerError(await _status_text(call)) from error
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._read(call, replies, traffic))
+            group.create_task(self._write(call, traffic))
+
+    async def _expect_hello(self, call: Any, replies: Reassembler, traffic: Traffic) -> None:
+        while True:
+            for reply in await self._next(call, replies, traffic):
+                if not isinstance(reply, Hello):
+                    raise PeerError(f"{self._peer} did not begin with a greeting")
+                reason = mismatch(reply, self._peer)
+                if reason:
+                    raise PeerError(reason)
+                return
+
+    async def _read(self, call: Any, replies: Reassembler, traffic: Traffic) -> None:
+        """Deliver the peer's refusals; ends only by raising PeerError with the stream's status."""
+        while True:
+            for reply in await self._next(call, replies, traffic):
+                if isinstance(reply, Refused):
+                    self._on_refused(reply)
+
+    async def _next(self, call: Any, replies: Reassembler, traffic: Traffic) -> Iterator[AnyMessage]:
+        try:
+            frame = await call.read()
+        except DEAD_STREAM as error:
+            raise PeerError(await _status_text(call)) from error
+        if frame is grpc.aio.EOF:
+            raise PeerError("the peer ended the stream")
+        traffic.received(frame)
+        arrivals = replies.feed(frame)
+        for broken in arrivals:
+            if isinstance(broken, Refusal):
+                raise PeerError(f"{self._peer} answered with something else: {broken.reason}")
+        return (arrival.message for arrival in arrivals if not isinstance(arrival, Refusal))
+
+    async def _write(self, call: Any, traffic: Traffic) -> None:
+        """Write the line in order. When the stream dies it stops, and `_read` tells why."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._line:
+                waiting = self._line[0]
+                try:
+                    await self._write_one(call, waiting, traffic)
+                except DEAD_STREAM:
+                    return
+                self._line.popleft()
+
+    async def _write_one(self, call: Any, waiting: _Waiting, traffic: Traffic) -> None:
+        for frame in frames(waiting.message):
+            if waiting.written.done():
+                return
+            await call.write(frame)
+            traffic.sent(frame)
+        if not waiting.written.done():
+            waiting.written.set_result(None)
+
+    def _encode(self, message: AnyMessage, tensors: Mapping[str, HostArray]) -> Outgoing:
+        self._numbers += 1
+        return encode(self._numbers, message, tensors)
+
+    @staticmethod
+    def _accept_reply(message: AnyMessage, headers: object) -> str:
+        return "" if isinstance(message, Hello | Refused) and not headers else "only refusals come back"
+
+
+async def _status_text(call: Any) -> str:
+    code = await call.code()
+    return f"{await call.details() or 'the connection ended'} ({code.name.lower()})"
+
+
+def _first_reason(group: BaseExceptionGroup[PeerError]) -> str:
+    first = group.exceptions[0]
+    return _first_reason(first) if isinstance(first, BaseExceptionGroup) else first.what
