@@ -196,7 +196,7 @@ def test_full_disk_keeps_nothing_of_the_write_and_all_before(tmp_path: Path) -> 
     store.close()
 
 
-@pytest.mark.parametrize("damage", ["header", "page", "garbage"])
+@pytest.mark.parametrize("damage", ["header", "pages", "last page", "garbage"])
 def test_damaged_file_is_named_with_advice(home: Home, writer: SqliteStore, damage: str) -> None:
     for i in range(40):
         writer.put("t", str(i), bytes([i]) * 1000)
@@ -204,8 +204,8 @@ def test_damaged_file_is_named_with_advice(home: Home, writer: SqliteStore, dama
     raw = bytearray(home.control.read_bytes())
     if damage == "header":
         raw[0:16] = bytes(16)
-    elif damage == "page":
-        for at in range(4096, len(raw), 4096):
+    elif "page" in damage:
+        for at in range(4096 if damage == "pages" else len(raw) - 4096, len(raw), 4096):
             raw[at : at + 64] = b"\xa5" * 64
     else:
         raw = bytearray(b"not a database at all" * 500)
@@ -252,6 +252,17 @@ def test_after_a_disk_error_all_writes_are_refused(tmp_path: Path) -> None:
         pytest.fail("a write was let through")
     assert database.rows("SELECT 1") == [(1,)]
     database.close()
+
+
+def test_transaction_has_the_write_lock_before_its_first_read(tmp_path: Path) -> None:
+    first = Database(tmp_path / "d", control_settings())
+    second = Database(tmp_path / "d", control_settings(busy_timeout_ms=0))
+    with first.transaction(), pytest.raises(StoreError, match="locked"), second.transaction():
+        pytest.fail("two transactions at once")
+    with second.transaction():
+        pass
+    first.close()
+    second.close()
 
 
 def test_exception_inside_a_transaction_undoes_it(tmp_path: Path) -> None:
