@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
 
 from dcnr_app.cluster.codec import Outgoing, Refusal, encode, frames
 from dcnr_app.cluster.greeting import hello, mismatch
-from dcnr_app.cluster.grpc_options import GREETING_TIMEOUT_S, SERVICE, client_options
+from dcnr_app.cluster.grpc_options import GREETING_TIMEOUT_S, SERVICE, Channel, client_options
 from dcnr_app.cluster.identity import Credentials
 from dcnr_app.cluster.messages import AnyMessage, Hello, Refused
 from dcnr_app.cluster.reassembly import Reassembler
@@ -24,7 +24,6 @@ from dcnr_app.cluster.transport import HostArray, LinkTotals
 from dcnr_app.errors import PeerError
 from dcnr_app.ids import PNodeId
 
-Channel = Literal["control", "bulk"]
 # What writing to a stream that just ended may raise.
 DEAD_STREAM = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
@@ -88,7 +87,9 @@ class OutgoingStream:
         """Serve the stream until it breaks; returns why."""
         tls = grpc.ssl_channel_credentials(credentials.ca_pem, credentials.key_pem, credentials.cert_pem)
         try:
-            async with grpc.aio.secure_channel(address, tls, client_options(self._peer)) as channel:
+            async with grpc.aio.secure_channel(
+                address, tls, client_options(self._peer, self._channel)
+            ) as channel:
                 call = channel.stream_stream(f"/{SERVICE}/{self._channel}")()
                 try:
                     await self._serve(call, traffic)

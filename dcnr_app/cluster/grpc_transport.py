@@ -17,8 +17,8 @@ import grpc
 import grpc.aio
 
 from dcnr_app.cluster.grpc_incoming import IncomingStream
-from dcnr_app.cluster.grpc_options import SERVICE, server_options
-from dcnr_app.cluster.grpc_streams import Channel, OutgoingStream, Traffic
+from dcnr_app.cluster.grpc_options import SERVICE, Channel, server_options
+from dcnr_app.cluster.grpc_streams import OutgoingStream, Traffic
 from dcnr_app.cluster.identity import Credentials, read_identity, refuse_stranger
 from dcnr_app.cluster.messages import AnyMessage
 from dcnr_app.cluster.transport import HostArray, LinkTotals, Member, Receiver

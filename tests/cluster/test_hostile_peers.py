@@ -83,7 +83,8 @@ async def raw_stream(
 ) -> AsyncIterator[RawStream]:
     # Without the sender's own limit, so that the receiver's is tested.
     options = [
-        (name, -1 if name == "grpc.max_send_message_length" else value) for name, value in client_options(A)
+        (name, -1 if name == "grpc.max_send_message_length" else value)
+        for name, value in client_options(A, "control")
     ]
     if tls is None:
         channel = grpc.aio.insecure_channel(scene.address, options)
