@@ -131,7 +131,7 @@ def run(
 
     What became of it is recorded, also when this raises.
     """
-    network = decode_network(network_bytes(store, record.network), shop.registry)
+    network = decode_network(network_bytes(store, record.session), shop.registry)
     settings = msgspec.convert(record.settings, TrainingSettings)
     cursor = BatchCursor(text.dataset, _cursor_settings(settings, context_of(network)))
     start = start_point(shop, store, record)

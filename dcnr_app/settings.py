@@ -137,4 +137,4 @@ def child_environment() -> dict[str, str]:
     single = dict.fromkeys(
         ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
     )
-    return {**os.environ, **single}
+    return {"GRPC_VERBOSITY": "ERROR", **os.environ, **single}

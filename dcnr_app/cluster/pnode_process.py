@@ -90,8 +90,10 @@ def _end_with_pipe(stdin: BinaryIO, loop: asyncio.AbstractEventLoop, stop: Calla
     """End when the parent's end of the pipe closes, for whatever reason: no orphan outlives its
     orchestrator."""
 
+    descriptor = stdin.fileno()
+
     def wait_for_end() -> None:
-        while stdin.read(4096):
+        while os.read(descriptor, 4096):  # not stdin.read: its lock would hang the interpreter's end
             pass
         timer = threading.Timer(_GRACE_S, os._exit, (3,))  # a long kernel must not keep the process alive
         timer.daemon = True

@@ -49,11 +49,11 @@ def new_session_id(wall_ms: int, random_bits: int) -> SessionId:
 def create_session(store: Store, record: SessionRecord, network: bytes) -> None:
     """Record a new session and its network's canonical bytes. Raises StoreError if the id is taken.
 
-    The network is stored first and once: equal ids mean equal Networks up to name and placement hints, which
-    change no result.
+    The network is stored first, for this session alone: another one with the same id may have other placement
+    hints.
     """
     check_id(record.session, "session")
-    store.put(NETWORKS, record.network, network, create=True)
+    store.put(NETWORKS, record.session, network, create=True)
     if not create_once(store, SESSIONS, record.session, _encode(record)):
         raise StoreError(f"session {record.session!r} exists already", fix="start again with a new id")
 
@@ -86,11 +86,11 @@ def list_sessions(store: Store) -> tuple[SessionRecord, ...]:
     return tuple(_decode(raw) for _, raw in store.items(SESSIONS))
 
 
-def network_bytes(store: Store, network: str) -> bytes:
+def network_bytes(store: Store, session: str) -> bytes:
     """The canonical bytes of a session's network. Raises StoreError if they were never stored."""
-    raw = store.get(NETWORKS, network)
+    raw = store.get(NETWORKS, session)
     if raw is None:
-        raise StoreError(f"network {network!r} is not stored here")
+        raise StoreError(f"the network of session {session!r} is not stored here")
     return raw
 
 

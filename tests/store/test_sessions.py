@@ -72,13 +72,14 @@ def test_record_comes_back_whole_with_its_network(store: MemoryStore) -> None:
     assert msgspec.convert(get_session(store, "s-1").settings, TrainingSettings) == TrainingSettings(
         seed=2**63 - 1, clip_norm=1 / 3
     )
-    assert network_bytes(store, record.network) == b"network"
+    assert network_bytes(store, record.session) == b"network"
 
 
-def test_sessions_of_one_network_share_its_bytes(store: MemoryStore) -> None:
-    create_session(store, make_record("s-1"), b"network")
+def test_sessions_of_one_network_keep_their_own_placement_hints(store: MemoryStore) -> None:
+    create_session(store, make_record("s-1"), b"network with hints")
     create_session(store, make_record("s-2"), b"network")
-    assert list(store.items("networks")) == [("0123456789abcdef", b"network")]
+    assert network_bytes(store, "s-1") == b"network with hints"
+    assert network_bytes(store, "s-2") == b"network"
 
 
 def test_sessions_are_listed_oldest_first(store: MemoryStore) -> None:

@@ -1,0 +1,167 @@
+"""Running a session from the command line: lock, report, Ctrl-C, result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import click
+import msgspec
+
+from dcnr_app import sessions
+from dcnr_app.app import App
+from dcnr_app.cli.report import RunReport, loss_curve
+from dcnr_app.data.dataset import SplitSettings
+from dcnr_app.data.documents import Corpus, Document, standard_library_documents
+from dcnr_app.data.prepare import prepare
+from dcnr_app.data.tokenizer_training import TokenizerSettings
+from dcnr_app.nodes.graph.load import LoadedNetwork
+from dcnr_app.nodes.graph.training import TrainingSettings
+from dcnr_app.store.lock import HomeLock
+from dcnr_app.store.sessions import SessionRecord
+from dcnr_app.store.store import Store
+
+DATA_PART_CHARACTERS = 20_000  # longer documents are cut, so that one big file has a validation part too
+INTERRUPTED, TERMINATED = 130, 143
+
+
+def prepare_text(app: App, data: tuple[str, ...], vocabulary: int, report: RunReport) -> sessions.Text:
+    """The dataset of `data` (files, folders, globs), or of Python's standard library; cached by content."""
+    started_ms = app.clock.monotonic_ms()
+    documents: Iterable[Document] = (
+        Corpus(data, part_characters=DATA_PART_CHARACTERS) if data else standard_library_documents()
+    )
+    settings = TokenizerSettings(vocab_size=vocabulary)
+    tokenizer, dataset = prepare(app.home.root, documents, settings, SplitSettings(), report.prepared)
+    manifest = dataset.manifest
+    report.say(
+        f"dataset {manifest.id}: {manifest.train.n_tokens:,} training and {manifest.validation.n_tokens:,} "
+        f"validation tokens, vocabulary {tokenizer.n_vocab}"
+    )
+    return sessions.Text(dataset, tokenizer, (app.clock.monotonic_ms() - started_ms) / 1000.0)
+
+
+def start_session(
+    app: App,
+    loaded: LoadedNetwork,
+    settings: TrainingSettings,
+    find_text: Callable[[RunReport], sessions.Text],
+    *,
+    n_workers: int,
+    as_json: bool,
+    prompt: str,
+) -> int:
+    """Create a session and run it; returns the exit code."""
+    with HomeLock(app.home, f"training {loaded.network.name}"):
+        store = app.writer()
+        try:
+            report = RunReport(
+                app.clock, n_steps=settings.steps, is_quiet=as_json and not sys.stderr.isatty()
+            )
+            with report:
+                text = find_text(report)
+                record = sessions.create(app.workshop(n_workers), store, loaded, settings, text)
+                report.say(f"session {record.session}")
+                return _run(app, store, record, text, report, n_workers, as_json=as_json, prompt=prompt)
+        finally:
+            store.close()
+
+
+def run_session_command(
+    app: App, record: SessionRecord, *, n_workers: int | None, as_json: bool, prompt: str
+) -> int:
+    """Go on with a recorded session; returns the exit code. `n_workers` None: as many as it had."""
+    workers = len([p for p in record.workers if p != "local"]) if n_workers is None else n_workers
+    with HomeLock(app.home, f"resuming session {record.session}"):
+        store = app.writer()
+        try:
+            dataset, tokenizer = app.dataset(record.dataset)
+            text = sessions.Text(dataset, tokenizer)
+            n_steps = int(record.settings["steps"])
+            with RunReport(
+                app.clock, n_steps=n_steps, is_quiet=as_json and not sys.stderr.isatty()
+            ) as report:
+                return _run(app, store, record, text, report, workers, as_json=as_json, prompt=prompt)
+        finally:
+            store.close()
+
+
+def _run(
+    app: App,
+    store: Store,
+    record: SessionRecord,
+    text: sessions.Text,
+    report: RunReport,
+    n_workers: int,
+    *,
+    as_json: bool,
+    prompt: str,
+) -> int:
+    with _stop_signals(report) as received:
+        result = sessions.run(app.workshop(n_workers), store, record, text, report, prompt)
+    if as_json:
+        click.echo(msgspec.json.encode(result).decode())
+    else:
+        _summarise(result, report)
+    if result["status"] == "stopped":
+        return TERMINATED if signal.SIGTERM in received else INTERRUPTED if received else 0
+    return 0
+
+
+@contextmanager
+def _stop_signals(report: RunReport) -> Iterator[list[int]]:
+    """First Ctrl-C (or SIGTERM): stop at the next step with a checkpoint. Second: end at once."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        received.append(number)
+        if len(received) > 1 or report.stop is None:
+            report.__exit__(None, None, None)
+            os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
+        report.say("stopping after this step, with a checkpoint; press Ctrl-C again to end at once")
+        report.stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _summarise(result: dict[str, Any], report: RunReport) -> None:
+    """The end of a run, for a person: stdout has the facts, as data."""
+    curve = loss_curve(result["losses"])
+    lines = [curve] if curve else []
+    validation, baselines = result["validation"], result["baselines"]
+    if validation:
+        loss = validation[-1][1]
+        lines += [
+            f"validation loss {loss:.4f} nats per token "
+            f"({result['validation_bits_per_byte']:.3f} bits per byte)",
+            f"for comparison: bigram table {baselines['bigram']:.4f}, unigram {baselines['unigram']:.4f}, "
+            f"uniform {baselines['uniform']:.4f}",
+        ]
+    lines.append(f"{result['tokens_per_s']:,.0f} tokens/s, {result['train_s']:.1f} s of training")
+    if result["sample"]:
+        lines += ["sample:", *(f"  {line}" for line in result["sample"].splitlines())]
+    if result["checkpoint"]:
+        lines.append(f"checkpoint {result['checkpoint']}")
+    session = result["session"]
+    if result["status"] == "stopped":
+        lines.append(f"stopped after step {len(result['losses'])}; go on with:")
+        lines.append(f"  dcnr-app session resume {session}")
+    else:
+        lines += [
+            "next:",
+            '  dcnr-app generate latest --prompt "def "',
+            f"  dcnr-app session show {session}",
+            "  dcnr-app network show tiny-gpt        and write a network of your own (README)",
+        ]
+    click.echo("\n".join(lines))
