@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from dcnr_app.engine.backend import Array
 from dcnr_app.errors import InvariantError
 
@@ -9,17 +11,17 @@ from dcnr_app.errors import InvariantError
 class HandleTable:
     """Arrays by handle. A handle is never used twice; the table must be empty at a step's end.
 
-    Holding and letting go only: memory goes back when the last reference does.
+    Holding and letting go only: memory goes back when the last reference does. Any thread may put: the event
+    loop and the compute thread both do.
     """
 
     def __init__(self) -> None:
         self._arrays: dict[int, Array] = {}
-        self._next = 1
+        self._numbers = itertools.count(1)  # one C call takes a number, so two threads never get the same
 
     def put(self, array: Array) -> int:
         """A new handle for `array`."""
-        handle = self._next
-        self._next += 1
+        handle = next(self._numbers)
         self._arrays[handle] = array
         return handle
 
@@ -43,7 +45,8 @@ class HandleTable:
 
     def _check(self, handle: int) -> None:
         if handle not in self._arrays:
+            was_given = 0 < handle < next(self._numbers)  # a number spent on an error message is no loss
             raise InvariantError(
                 f"array handle {handle} is not in the table",
-                why="it was taken or released before" if 0 < handle < self._next else "it was never given",
+                why="it was taken or released before" if was_given else "it was never given",
             )

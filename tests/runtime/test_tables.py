@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -46,3 +50,27 @@ def test_a_handle_that_is_gone_or_was_never_given_is_refused(operation: str) -> 
         getattr(table, operation)(handle)
     with pytest.raises(InvariantError, match="never given"):
         getattr(table, operation)(handle + 5)
+
+
+@pytest.mark.parametrize("line", range(1, 4))
+def test_a_put_between_the_lines_of_another_gets_its_own_handle(line: int) -> None:
+    table = HandleTable()
+    lines, between = [], []
+
+    def interrupt(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is HandleTable.put.__code__ and event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == line:  # as another thread might, at the worst moment
+                sys.settrace(None)
+                between.append(table.put("inner"))
+        return interrupt
+
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        outer = table.put("outer")
+    finally:
+        sys.settrace(before)
+    (inner,) = between
+    assert table.get(outer) == "outer"
+    assert table.get(inner) == "inner"
