@@ -241,7 +241,13 @@ def generate(shop: Workshop, checkpoint_path: Path, watcher: Watcher, prompt: st
         network=network,
         settings=settings,
         context=context_of(network),
-        start=StartPoint(step=facts.step, t=facts.n_applied, parts=checkpoint.state),
+        # Nothing is measured either: the checkpoint's own step counts as validated.
+        start=StartPoint(
+            step=facts.step,
+            t=facts.n_applied,
+            parts=checkpoint.state,
+            validated=frozenset({facts.step}),
+        ),
         prompt=prompt,
         sampling=sampling,
     )
