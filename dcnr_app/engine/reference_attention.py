@@ -41,13 +41,13 @@ class AttentionOps(ReferenceCore):
             at = (slice(*rows), slice(*heads), slice(*queries))
             keys = (slice(*rows), slice(*heads), slice(queries[1]))
             scores = self._scores(q[at] * scale, k[keys], mask, n_tokens)
-            peak = np.maximum.reduce(scores, axis=-1, keepdims=True)
+            peak = np.maximum.reduce(scores, axis=-2, keepdims=True)
             np.subtract(scores, peak, out=scores)
             np.exp(scores, out=scores)
-            total = np.add.reduce(scores, axis=-1, keepdims=True)
-            tile = np.matmul(scores, v[keys])
-            np.divide(tile, total, out=out[at])
-            np.add(np.log(total[..., 0]), peak[..., 0], out=logsumexp[at])
+            total = np.add.reduce(scores, axis=-2)
+            tile = np.matmul(scores.swapaxes(-1, -2), v[keys])
+            np.divide(tile, total[..., None], out=out[at])
+            np.add(np.log(total), peak[..., 0, :], out=logsumexp[at])
 
         self._runner.run(
             [
@@ -84,14 +84,14 @@ class AttentionOps(ReferenceCore):
                 keys = (slice(*rows), slice(*heads), slice(stop))
                 scaled_q, dout_tile = q[at] * scale, dout[at]
                 weights = self._scores(scaled_q, k[keys], mask, n_tokens)
-                np.subtract(weights, logsumexp_BHT[at][..., None], out=weights)
+                np.subtract(weights, logsumexp_BHT[at][..., None, :], out=weights)
                 np.exp(weights, out=weights)
-                delta = np.add.reduce(dout_tile * out[at], axis=-1, keepdims=True)
+                delta = np.vecdot(dout_tile, out[at])[..., None, :]
                 dscores = self._scratch(scaled_q, stop, n_tokens)
-                np.matmul(dout_tile, v[keys].swapaxes(-1, -2), out=dscores)
+                np.matmul(v[keys], dout_tile.swapaxes(-1, -2), out=dscores)
                 np.subtract(dscores, delta, out=dscores)
                 np.multiply(dscores, weights, out=dscores)
-                np.multiply(np.matmul(dscores, k[keys]), scale, out=dq[at])
+                np.multiply(np.matmul(dscores.swapaxes(-1, -2), k[keys]), scale, out=dq[at])
                 _accumulate_product(weights, dout_tile, dv[keys], is_first=stop == n_tokens)
                 _accumulate_product(dscores, scaled_q, dk[keys], is_first=stop == n_tokens)
 
@@ -103,11 +103,14 @@ class AttentionOps(ReferenceCore):
         )
 
     def _scores(self, scaled_q: Array, k: Array, mask: Array, n_tokens: int) -> Array:
-        """scaled_q kᵀ for the last rows of k, -inf where a key lies after its query."""
+        """k scaled_qᵀ, (..., keys, queries), of queries at the last keys; -inf where a key follows its query.
+
+        Keys lie along rows so that maximum and sum over keys run along whole vectors of queries.
+        """
         n_rows, n_keys = scaled_q.shape[-2], k.shape[-2]
         scores = self._scratch(scaled_q, n_keys, n_tokens)
-        np.matmul(scaled_q, k.swapaxes(-1, -2), out=scores)
-        diagonal = scores[..., n_keys - n_rows :]
+        np.matmul(k, scaled_q.swapaxes(-1, -2), out=scores)
+        diagonal = scores[..., n_keys - n_rows :, :]
         np.add(diagonal, mask[:n_rows, :n_rows], out=diagonal)
         return scores
 
@@ -116,7 +119,7 @@ class AttentionOps(ReferenceCore):
 
         One size for all tiles: the pool would else keep a buffer for every number of keys, T x T / 2 in all.
         """
-        shape = (*q.shape[:-1], n_keys)
+        shape = (*q.shape[:2], n_keys, q.shape[2])
         widest = math.prod(q.shape[:2]) * min(QUERY_ROWS + 1, n_tokens) * n_tokens
         return self._empty((widest,), q.dtype)[: math.prod(shape)].reshape(shape)
 
@@ -143,14 +146,14 @@ def _sequence_tiles(n_batch: int, n_heads: int, n_tokens: int) -> list[tuple[Til
 
 
 def _causal_penalty(n_tokens: int, dtype: np.dtype[Any]) -> Array:
-    """0 where column <= row, else -inf; as large as the largest query tile (one row may join it)."""
+    """(key, query): 0 where key <= query, else -inf. Fits the largest query tile, which one row may join."""
     n_rows = min(QUERY_ROWS + 1, n_tokens)
-    return np.triu(np.full((n_rows, n_rows), -np.inf, dtype), k=1)
+    return np.tril(np.full((n_rows, n_rows), -np.inf, dtype), k=-1)
 
 
 def _accumulate_product(a: Array, b: Array, total: Array, *, is_first: bool) -> None:
-    """total = aᵀ b, or total += aᵀ b."""
-    product = np.matmul(a.swapaxes(-1, -2), b)
+    """total = a b, or total += a b."""
+    product = np.matmul(a, b)
     if is_first:
         total[...] = product
     else:

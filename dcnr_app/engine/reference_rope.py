@@ -13,6 +13,7 @@ import numpy as np
 
 from dcnr_app.engine.backend import Array
 from dcnr_app.engine.reference_core import ReferenceCore
+from dcnr_app.engine.tiles import TILE_ELEMENTS
 
 MAX_TABLES = 8
 TableKey = tuple[int, int, float, int, str]
@@ -36,18 +37,19 @@ class RopeOps(ReferenceCore):
         x = self._wide(x_BHTD)
         n_batch, n_heads, n_tokens, size = x.shape
         cos_TD, sin_TD = self._rotation(n_tokens, size, base, first_position, x.dtype)
-        half = size // 2
+        # Sequences per tile, as many as make the work of one tile worth a thread.
+        step = max(1, TILE_ELEMENTS // max(n_heads * n_tokens * size, 1))
         out = self._empty((n_batch, n_tokens, n_heads, size), x.dtype).transpose(0, 2, 1, 3)
 
-        def work(row: int) -> None:
-            swapped = np.empty((n_tokens, n_heads, size), x.dtype).transpose(1, 0, 2)
-            swapped[..., :half] = x[row, ..., half:]
-            swapped[..., half:] = x[row, ..., :half]
-            np.multiply(swapped, sin_TD, out=swapped)
-            np.multiply(x[row], cos_TD, out=out[row])
-            (np.subtract if inverse else np.add)(out[row], swapped, out=out[row])
+        def work(start: int, stop: int) -> None:
+            tile, out_tile = x[start:stop], out[start:stop]
+            crossed = self._empty((stop - start, n_tokens, n_heads, size), x.dtype).transpose(0, 2, 1, 3)
+            np.multiply(_swap_halves(tile), _halves(sin_TD), out=_halves(crossed))
+            np.multiply(tile, cos_TD, out=out_tile)
+            (np.subtract if inverse else np.add)(out_tile, crossed, out=out_tile)
 
-        self._runner.run([partial(work, row) for row in range(n_batch)])
+        starts = range(0, n_batch, step)
+        self._runner.run([partial(work, start, min(start + step, n_batch)) for start in starts])
         return self._cast(out.transpose(0, 2, 1, 3), x_BHTD.dtype).transpose(0, 2, 1, 3)
 
     def _rotation(
@@ -62,6 +64,16 @@ class RopeOps(ReferenceCore):
                     del self._tables[next(iter(self._tables))]
                 found = self._tables[key] = _make_tables(n_tokens, size, base, first_position, dtype)
             return found
+
+
+def _halves(x: Array) -> Array:
+    """A view (..., 2, D/2) of (..., D)."""
+    return x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
+
+
+def _swap_halves(x: Array) -> Array:
+    """A view (..., 2, D/2) with the second half first."""
+    return _halves(x)[..., ::-1, :]
 
 
 def _make_tables(
