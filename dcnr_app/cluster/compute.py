@@ -74,7 +74,10 @@ class Compute:
         try:
             return self._execute(effect)
         except DcnrError as error:
-            return TaskFailed(error.what, error.where or f"PNode {self._pnode}")
+            what = f"{error.what}: {error.why}" if error.why else error.what
+            return TaskFailed(
+                what, f"PNode {self._pnode}, {error.where}" if error.where else f"PNode {self._pnode}"
+            )
         except (ValueError, ArithmeticError, MemoryError, KeyError) as error:
             return TaskFailed(f"{type(error).__name__}: {error}", f"PNode {self._pnode}")
 

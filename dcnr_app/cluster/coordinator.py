@@ -10,8 +10,16 @@ beside the next step; no step is committed more than `checkpoint_every` after th
 
 from __future__ import annotations
 
+from dcnr_app.cluster import coordinator_captures as captures
+from dcnr_app.cluster import coordinator_evaluation as evaluation
 from dcnr_app.cluster import coordinator_steps as steps
-from dcnr_app.cluster.coordinator_state import Assignment, CoordinatorState, release
+from dcnr_app.cluster.coordinator_state import (
+    Assignment,
+    CoordinatorState,
+    drop_everything,
+    release,
+    release_loads,
+)
 from dcnr_app.cluster.effects import (
     BatchReady,
     CheckpointWritten,
@@ -86,7 +94,7 @@ def step(
         case Finished(effect_id, outcome):
             _finish(state, out, effect_id, outcome)
         case Lost(peer, reason):
-            if peer in state.job.plan.pnodes and state.stage != "failed":
+            if peer in state.job.plan.pnodes:
                 steps.fail(state, out, f"lost PNode {peer}: {reason}", peer, "lost")
         case StopRequested():
             state.stop_requested = True
@@ -98,8 +106,11 @@ def step(
 
 
 def leave(state: CoordinatorState) -> tuple[CoordinatorEffect, ...]:
-    """Effects that end the session for the PNodes."""
-    return tuple(Send(pnode, Stop(**state.ids)) for pnode in state.job.plan.pnodes)
+    """Effects that end the session for the PNodes; whatever comes after it changes nothing."""
+    out: list[CoordinatorEffect] = [Send(pnode, Stop(**state.ids)) for pnode in state.job.plan.pnodes]
+    drop_everything(state, out)
+    state.stage = "left"
+    return tuple(out)
 
 
 # ---- messages
@@ -120,14 +131,14 @@ def _receive(
             generation = int(getattr(message, "generation", 0))
             out.append(Send(sender, Refused(reason=refusal, tag=tag, generation=generation)))
         return
-    if state.stage == "failed":
+    if state.is_over:
         release(out, tensors)
         return
     match message:
         case StatePart():
-            steps.gather_state(state, out, sender, message.step, message.parameter, tensors)
+            captures.gather(state, out, sender, message.step, message.parameter, tensors)
         case StateDone():
-            steps.finish_state(state, out, sender, message.step, message.count)
+            captures.finish(state, out, sender, message.step, message.count)
         case GenerateResponse():
             _deliver(state, out, message.index, tensors)
         case _:
@@ -136,10 +147,10 @@ def _receive(
 
 
 def _why_refused(state: CoordinatorState, sender: PNodeId, message: AnyMessage) -> str:
-    if isinstance(message, Refused):
-        return "" if message.generation in (0, state.job.plan.generation) else "of an older generation"
     if sender not in state.job.plan.pnodes:
         return f"{sender} is not in the plan"
+    if isinstance(message, Refused):
+        return "" if message.generation in (0, state.job.plan.generation) else "of an older generation"
     if getattr(message, "session", None) != state.job.session:
         return f"the session here is {state.job.session}"
     generation = getattr(message, "generation", None)
@@ -155,18 +166,14 @@ def _handle(
         case Ready():
             _ready(state, out, sender, message)
         case GradientsReady():
-            if state.stage == "training" and message.step == state.step:
-                state.gradients.setdefault(sender, message)
-                if len(state.gradients) == len(state.job.plan.pnodes):
-                    steps.conclude(state, out)
+            steps.take_gradients(state, out, sender, message)
         case Applied():
-            if message.step == state.step and sender in state.waiting:
-                state.waiting.discard(sender)
-                if not state.waiting:
-                    _all_applied(state, out)
+            _applied(state, out, sender, message)
         case EvalResponse():
             if state.stage == "validating" and message.step == state.step:
-                steps.take_evaluation(state, out, message.index, message.loss_sum)
+                evaluation.take(state, out, message.index, message.loss_sum)
+                if evaluation.is_complete(state):
+                    steps.next_step(state, out)
         case Failed():
             steps.fail(state, out, message.what, message.where, "failed")
         case Refused():
@@ -191,7 +198,7 @@ def _ready(state: CoordinatorState, out: list[CoordinatorEffect], sender: PNodeI
     if state.waiting:
         return
     if not state.job.loads:
-        steps.next_step(state, out)
+        steps.settle(state, out)
         return
     state.stage = "loading"
     state.waiting = set(state.job.plan.pnodes)
@@ -200,34 +207,32 @@ def _ready(state: CoordinatorState, out: list[CoordinatorEffect], sender: PNodeI
         for parameter, tensors in parameters.items():
             out.append(Send(pnode, LoadState(**state.ids, parameter=parameter), tensors))
         out.append(Send(pnode, LoadDone(**state.ids, count=len(parameters))))
-    shared = {
-        f"{pnode}/{parameter}/{slot}": handle
-        for pnode, parameters in state.job.loads.items()
-        for parameter, tensors in parameters.items()
-        for slot, handle in tensors.items()
-    }
-    release(out, shared)
+    release_loads(out, state.job)
 
 
-def _all_applied(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
-    if state.stage == "loading":
-        steps.next_step(state, out)
-    elif state.stage == "settling":
-        steps.settle(state, out)
+def _applied(
+    state: CoordinatorState, out: list[CoordinatorEffect], sender: PNodeId, message: Applied
+) -> None:
+    is_awaited = state.stage in ("loading", "settling") and message.step == state.step
+    if is_awaited and sender in state.waiting:
+        state.waiting.discard(sender)
+        if not state.waiting:
+            steps.settle(state, out)
 
 
 # ---- outcomes
 
 
 def _finish(state: CoordinatorState, out: list[CoordinatorEffect], effect_id: int, outcome: Outcome) -> None:
+    if effect_id == state.capture_effect:
+        captured_step = captures.end(state, out)
+        if isinstance(outcome, CheckpointWritten):
+            steps.checkpoint_durable(state, out, captured_step)
+            return
     if isinstance(outcome, TaskFailed):
-        if state.stage != "failed":
-            steps.fail(state, out, outcome.what, outcome.where, "store")
+        steps.fail(state, out, outcome.what, outcome.where, "store")
         return
-    if effect_id == state.capture_effect and isinstance(outcome, CheckpointWritten):
-        steps.checkpoint_durable(state, out)
-        return
-    if effect_id != state.effect or state.stage == "failed":
+    if effect_id != state.effect or state.is_over:
         if isinstance(outcome, BatchReady):
             for tensors in outcome.microbatches:
                 release(out, tensors)
@@ -236,8 +241,10 @@ def _finish(state: CoordinatorState, out: list[CoordinatorEffect], effect_id: in
         case BatchReady():
             if state.stage == "batching":
                 steps.send_batch(state, out, outcome)
-            else:
-                steps.begin_evaluation(state, out, outcome)
+                return
+            evaluation.begin(state, out, outcome)
+            if evaluation.is_complete(state):
+                steps.next_step(state, out)
         case Done():
             steps.broadcast(state, out)
         case _:
@@ -249,13 +256,22 @@ def _finish(state: CoordinatorState, out: list[CoordinatorEffect], effect_id: in
 
 def _generate(state: CoordinatorState, out: list[CoordinatorEffect], event: GenerateRequested) -> None:
     if state.stage != "trained":
-        release(out, event.tensors)
-        raise InvariantError("generation needs a session at rest")
+        raise InvariantError("generation needs a session at rest", why=f"it is {state.stage}")
     request = state.take_request()
     state.generation_requests[request] = event.request
     for pnode, references in state.job.inputs.items():
-        message = GenerateRequest(**state.ids, request=request, step=state.step, index=request, row=event.row)
-        out.append(Send(pnode, message, {name: event.tensors[name] for name in references}))
+        needed = {
+            reference
+            for segment in state.job.plan.segments
+            if segment.pnode == pnode
+            for reference in segment.text_needs
+        }
+        tensors = {name: event.tensors[name] for name in references if name in needed}
+        if tensors:
+            message = GenerateRequest(
+                **state.ids, request=request, step=state.step, index=request, row=event.row
+            )
+            out.append(Send(pnode, message, tensors))
     release(out, event.tensors)
 
 

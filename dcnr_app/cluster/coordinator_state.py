@@ -25,6 +25,7 @@ Stage = Literal[
     "validating",
     "trained",
     "failed",
+    "left",
 ]
 
 
@@ -70,7 +71,6 @@ class Capture(msgspec.Struct):
     parts: dict[str, Handles]
     counts: dict[PNodeId, int]
     arrived: dict[PNodeId, int]
-    is_writing: bool = False
 
 
 class CoordinatorState(msgspec.Struct):
@@ -94,6 +94,7 @@ class CoordinatorState(msgspec.Struct):
     """Id of the effect that the stage waits for."""
     capture: Capture | None = None
     capture_effect: int = 0
+    """Id of the effect that writes the capture; 0 while it is gathered."""
     durable_step: int = 0
     blocked: Decision | None = None
     """A decision that waits until the checkpoint before it is durable."""
@@ -105,12 +106,16 @@ class CoordinatorState(msgspec.Struct):
     evaluation_counts: tuple[int, ...] = ()
     evaluation_sent: int = 0
     generation_requests: dict[int, int] = msgspec.field(default_factory=dict)
-    failure: str = ""
 
     @property
     def ids(self) -> SessionIds:
         """Session and generation for a message."""
         return {"session": self.job.session, "generation": self.job.plan.generation}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing that comes can change the session any more."""
+        return self.stage in ("failed", "left")
 
     def take_id(self) -> int:
         """A fresh effect id."""
@@ -128,3 +133,31 @@ def release(out: list[CoordinatorEffect], tensors: Handles) -> None:
     handles: set[Handle] = set(tensors.values())
     if handles:
         out.append(Release(tuple(sorted(handles))))
+
+
+def release_capture(out: list[CoordinatorEffect], capture: Capture) -> None:
+    """Give back the state that was gathered."""
+    release(out, {f"{name}/{slot}": h for name, part in capture.parts.items() for slot, h in part.items()})
+
+
+def drop_everything(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
+    """Give back all handles but those of a checkpoint that is being written: they go back when it ends."""
+    for tensors in state.evaluation_inputs[state.evaluation_sent :]:
+        release(out, tensors)
+    state.evaluation_inputs = []
+    if state.capture is not None and not state.capture_effect:
+        release_capture(out, state.capture)
+        state.capture = None
+    if state.stage in ("new", "configuring"):
+        release_loads(out, state.job)
+
+
+def release_loads(out: list[CoordinatorEffect], job: Assignment) -> None:
+    """Give back the state that was to be loaded; shared parameters' handles stand in it more than once."""
+    handles = {
+        f"{pnode}/{parameter}/{slot}": handle
+        for pnode, parameters in job.loads.items()
+        for parameter, tensors in parameters.items()
+        for slot, handle in tensors.items()
+    }
+    release(out, handles)

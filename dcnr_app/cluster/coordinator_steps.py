@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from dcnr_app.cluster.coordinator_state import Capture, CoordinatorState, release
-from dcnr_app.cluster.decision import Decision, LossScale, decide, scale_after
+from dcnr_app.cluster import coordinator_captures as captures
+from dcnr_app.cluster import coordinator_evaluation as evaluation
+from dcnr_app.cluster.coordinator_state import CoordinatorState, drop_everything, release
+from dcnr_app.cluster.decision import Decision, decide, scale_after
 from dcnr_app.cluster.effects import (
     AppendCommit,
     BatchReady,
     CoordinatorEffect,
-    Handles,
     LoadBatch,
     LoadValidation,
     Progress,
     Send,
     SessionFailed,
     Trained,
-    Validated,
-    WriteCheckpoint,
 )
-from dcnr_app.cluster.messages import Commit, EvalRequest, Norm, TrainRequest
+from dcnr_app.cluster.messages import Commit, GradientsReady, Norm, TrainRequest
 from dcnr_app.errors import InvariantError
 from dcnr_app.ids import PNodeId
 
@@ -35,7 +32,7 @@ def next_step(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
     if state.step >= state.job.settings.steps or is_stopping:
         state.stage = "trained"
         if state.capture is None:
-            out.append(Trained(state.step, is_stopping))
+            _report_trained(state, out)
         return
     state.step += 1
     state.stage = "batching"
@@ -49,6 +46,11 @@ def send_batch(state: CoordinatorState, out: list[CoordinatorEffect], batch: Bat
     state.samples = batch.samples
     state.target_count = sum(batch.target_counts)
     state.gradients = {}
+    if not state.target_count:
+        for tensors in batch.microbatches:
+            release(out, tensors)
+        fail(state, out, f"the batch of step {state.step} has no target token", f"step {state.step}", "store")
+        return
     for microbatch, tensors in enumerate(batch.microbatches):
         request = state.take_request()
         for pnode, references in state.job.inputs.items():
@@ -64,8 +66,30 @@ def send_batch(state: CoordinatorState, out: list[CoordinatorEffect], batch: Bat
         release(out, tensors)
 
 
-def conclude(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
-    """All gradients are in: decide, or check a replayed step against what was recorded."""
+def take_gradients(
+    state: CoordinatorState, out: list[CoordinatorEffect], sender: PNodeId, message: GradientsReady
+) -> None:
+    """A PNode's facts about the step; with the last of them the step is decided.
+
+    Replayed or not, a step more than `checkpoint_every` after the last durable checkpoint waits for the next.
+    """
+    is_awaited = state.stage == "training" and message.step == state.step
+    if not is_awaited or sender in state.gradients:
+        return
+    state.gradients[sender] = message
+    if len(state.gradients) < len(state.job.plan.pnodes):
+        return
+    decision = _conclude(state, out)
+    if decision is None:
+        return
+    if state.step - state.durable_step > state.job.settings.checkpoint_every:
+        state.blocked = decision
+        return
+    _commit(state, out, decision)
+
+
+def _conclude(state: CoordinatorState, out: list[CoordinatorEffect]) -> Decision | None:
+    """The decision, or what was recorded of a replayed step; None if that cannot be kept to."""
     norms: dict[str, Norm] = {}
     loss_sums: dict[int, float] = {}
     for ready in state.gradients.values():
@@ -81,21 +105,20 @@ def conclude(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
         norms=norms,
     )
     recorded = state.job.recorded.get(state.step)
-    if recorded is not None:
-        if made != recorded and _same_device_class(state):
-            fail(state, out, _difference(made, recorded), f"step {state.step}", "diverged")
-            return
-        state.decision = recorded
-        broadcast(state, out)
-        return
-    if state.step - state.durable_step > state.job.settings.checkpoint_every:
-        state.blocked = made
-        return
-    _commit(state, out, made)
+    if recorded is None or made == recorded:
+        return made
+    # Elsewhere other bits are expected; but a recorded update cannot be made with gradients that overflowed.
+    if _same_device_class(state) or (made.skip and not recorded.skip):
+        fail(state, out, _difference(made, recorded), f"step {state.step}", "diverged")
+        return None
+    return recorded
 
 
 def _commit(state: CoordinatorState, out: list[CoordinatorEffect], decision: Decision) -> None:
     state.decision = decision
+    if state.step in state.job.recorded:
+        broadcast(state, out)
+        return
     state.stage = "committing"
     state.effect = state.take_id()
     out.append(AppendCommit(state.effect, decision, state.samples))
@@ -106,10 +129,12 @@ def _same_device_class(state: CoordinatorState) -> bool:
 
 
 def _difference(made: Decision, recorded: Decision) -> str:
-    return (
-        f"replayed step {made.step} gave loss {made.loss!r} and gradient norm {made.gradient_norm!r}, "
-        f"recorded were {recorded.loss!r} and {recorded.gradient_norm!r}"
-    )
+    return f"replayed step {made.step} gave {_shown(made)}, recorded is {_shown(recorded)}"
+
+
+def _shown(decision: Decision) -> str:
+    skipped = "an overflow, " if decision.skip else ""
+    return f"{skipped}loss {decision.loss!r} and gradient norm {decision.gradient_norm!r}"
 
 
 def broadcast(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
@@ -138,11 +163,10 @@ def broadcast(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
     state.t = decision.t
     state.scale = scale_after(state.scale, skip=decision.skip, precision=settings.precision)
     if capture:
-        begin_capture(state)
+        captures.begin(state)
     out.append(_progress(state, decision))
     state.decision = None
-    is_due = state.step % settings.validate_every == 0 and state.step not in state.job.validated
-    if is_last or is_due:
+    if is_last or evaluation.is_due(state):
         state.stage = "settling"
         state.waiting = set(state.job.plan.pnodes)
     else:
@@ -158,9 +182,8 @@ def _progress(state: CoordinatorState, decision: Decision) -> Progress:
 
 
 def settle(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
-    """All have applied the step: measure validation loss if it is due, then go on."""
-    is_stopped_early = state.stop_requested and state.step < state.job.settings.steps
-    if is_stopped_early or state.step in state.job.validated:
+    """All PNodes are at the same boundary: measure the validation loss if it is due, then go on."""
+    if not evaluation.is_due(state):
         next_step(state, out)
         return
     state.stage = "validating"
@@ -168,123 +191,31 @@ def settle(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
     out.append(LoadValidation(state.effect))
 
 
-# ---- validation
+# ---- checkpoints and failure
 
 
-def begin_evaluation(state: CoordinatorState, out: list[CoordinatorEffect], batch: BatchReady) -> None:
-    """Start the validation microbatches, as many at once as the plan keeps in flight."""
-    state.evaluation = {}
-    state.evaluation_inputs = list(batch.microbatches)
-    state.evaluation_counts = batch.target_counts
-    state.evaluation_sent = 0
-    for _ in range(min(state.job.plan.in_flight, len(state.evaluation_inputs))):
-        _send_evaluation(state, out)
-
-
-def _send_evaluation(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
-    index = state.evaluation_sent
-    tensors = state.evaluation_inputs[index]
-    state.evaluation_sent += 1
-    request = state.take_request()
-    for pnode, references in state.job.inputs.items():
-        message = EvalRequest(**state.ids, request=request, step=state.step, index=index)
-        out.append(Send(pnode, message, {name: tensors[name] for name in references}))
-    release(out, tensors)
-
-
-def take_evaluation(
-    state: CoordinatorState, out: list[CoordinatorEffect], index: int, loss_sum: float
-) -> None:
-    """One validation microbatch's loss sum; the last one gives the loss, summed in index order."""
-    if index in state.evaluation:
+def checkpoint_durable(state: CoordinatorState, out: list[CoordinatorEffect], step: int) -> None:
+    """The checkpoint of `step` cannot be lost any more: what waited for it goes on."""
+    state.durable_step = step
+    if state.is_over:
         return
-    state.evaluation[index] = loss_sum
-    if state.evaluation_sent < len(state.evaluation_inputs):
-        _send_evaluation(state, out)
-    if len(state.evaluation) < len(state.evaluation_inputs):
-        return
-    total = 0.0
-    for each in sorted(state.evaluation):
-        total += state.evaluation[each]
-    out.append(Validated(state.step, total / sum(state.evaluation_counts)))
-    state.evaluation_inputs = []
-    next_step(state, out)
-
-
-# ---- checkpoints
-
-
-def begin_capture(state: CoordinatorState) -> None:
-    """Expect the state of all owned parameters after this step."""
-    state.capture = Capture(
-        step=state.step, t=state.t, scale=LossScale(state.scale.scale, state.scale.finite_steps), parts={},
-        counts={},
-        arrived={},
-    )  # fmt: skip
-
-
-def gather_state(
-    state: CoordinatorState,
-    out: list[CoordinatorEffect],
-    sender: PNodeId,
-    step: int,
-    parameter: str,
-    tensors: Handles,
-) -> None:
-    """One parameter's state arrived."""
-    capture = state.capture
-    if capture is None or capture.step != step or parameter in capture.parts:
-        release(out, tensors)
-        return
-    capture.parts[parameter] = tensors
-    capture.arrived[sender] = capture.arrived.get(sender, 0) + 1
-    _write_when_complete(state, out, capture)
-
-
-def finish_state(
-    state: CoordinatorState, out: list[CoordinatorEffect], sender: PNodeId, step: int, count: int
-) -> None:
-    """A PNode says how many parameters it sent."""
-    capture = state.capture
-    if capture is not None and capture.step == step:
-        capture.counts[sender] = count
-        _write_when_complete(state, out, capture)
-
-
-def _write_when_complete(state: CoordinatorState, out: list[CoordinatorEffect], capture: Capture) -> None:
-    is_complete = len(capture.counts) == len(state.job.plan.pnodes) and all(
-        capture.arrived.get(pnode, 0) == count for pnode, count in capture.counts.items()
-    )
-    if not is_complete or capture.is_writing:
-        return
-    capture.is_writing = True
-    state.capture_effect = state.take_id()
-    parts: Mapping[str, Handles] = capture.parts
-    scale = capture.scale
-    out.append(
-        WriteCheckpoint(state.capture_effect, capture.step, capture.t, scale.scale, scale.finite_steps, parts)
-    )
-
-
-def checkpoint_durable(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
-    """The checkpoint cannot be lost any more: what waited for it goes on."""
-    capture = state.capture
-    if capture is None:
-        raise InvariantError("a checkpoint was written that nobody asked for")
-    release(out, {f"{name}/{slot}": h for name, part in capture.parts.items() for slot, h in part.items()})
-    state.durable_step = capture.step
-    state.capture = None
     if state.is_held:
         broadcast(state, out)
     elif state.blocked is not None and state.stage == "training":
         decision, state.blocked = state.blocked, None
         _commit(state, out, decision)
     elif state.stage == "trained":
-        out.append(Trained(state.step, state.step < state.job.settings.steps))
+        _report_trained(state, out)
+
+
+def _report_trained(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
+    out.append(Trained(state.step, state.step < state.job.settings.steps))
 
 
 def fail(state: CoordinatorState, out: list[CoordinatorEffect], what: str, where: str, kind: str) -> None:
-    """The session cannot go on here; what is durable stays."""
+    """The session cannot go on here; what is durable stays. Only the first failure is told."""
+    if state.is_over:
+        return
+    drop_everything(state, out)
     state.stage = "failed"
-    state.failure = what
     out.append(SessionFailed(what, where, kind))

@@ -10,10 +10,11 @@ import msgspec
 from dcnr_app.ids import PNodeId
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A connected run of VNodes on one PNode, executed as one task.
 
-    `needs` are references that enter from outside the segment; `gives` references that leave it.
+    `needs` are references that enter from outside the segment; `gives` references that leave it. `text_needs`
+    are those of `needs` that the logits depend on: all that generation waits for.
     `gradients_in` are keys of edges whose gradient enters the segment's backward; `gradients_out` those that
     leave.
     An edge's gradient travels from the target's segment to the source's.
@@ -29,6 +30,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     gradients_out: tuple[str, ...]
     has_backward: bool
     """Whether a gradient enters it or it holds the cost VNode, which starts its own."""
+    text_needs: tuple[str, ...] = ()
 
 
 class Task(msgspec.Struct, frozen=True, array_like=True, order=True):

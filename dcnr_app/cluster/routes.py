@@ -42,8 +42,10 @@ def build_routes(plan: Plan) -> Routes:
 
 
 def slots_of(plan: Plan, key: TaskKey) -> tuple[str, ...]:
-    """Names of the tensors that the task needs before it can start."""
+    """Names of the tensors that the task needs before it can start; none for one that is never run."""
     segment = plan.segments[key.segment]
+    if key.phase == "generate":
+        return segment.text_needs if key.direction == "F" else ()
     return segment.needs if key.direction == "F" else segment.gradients_in
 
 
@@ -54,7 +56,9 @@ def why_not_mine(plan: Plan, pnode: PNodeId, key: TaskKey, slot: str) -> str:
     segment: Segment = plan.segments[key.segment]
     if segment.pnode != pnode:
         return f"segment {key.segment} runs on {segment.pnode}, not on {pnode}"
-    if slot not in slots_of(plan, key):
+    if key.direction == "B" and key.phase != "train":
+        return f"there is no backward in phase {key.phase}"
+    if slot not in (segment.needs if key.direction == "F" else segment.gradients_in):
         return f"segment {key.segment} has no {'input' if key.direction == 'F' else 'gradient'} {slot!r}"
     if key.phase == "train" and not 0 <= key.microbatch < plan.n_microbatches:
         return f"microbatch {key.microbatch} is not in 0..{plan.n_microbatches - 1}"

@@ -10,6 +10,7 @@ tasks, PNodes that each follow their part of it cannot wait for each other in a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from dcnr_app.cluster.placement import tensor_bytes
 from dcnr_app.cluster.plan import Plan, Segment, Task
@@ -85,11 +86,30 @@ def _segments(network: Network, assignment: Mapping[str, PNodeId]) -> tuple[Segm
         members.setdefault(root(node.name), []).append(node.name)
     ordered = sorted(members.values(), key=lambda nodes: level[nodes[0]])
     of_node = {name: index for index, nodes in enumerate(ordered) for name in nodes}
-    with_gradient = _gradient_edges(network, edges)
+    graph = _Graph(edges, of_node, _gradient_edges(network, edges), text_nodes(network))
     return tuple(
-        _segment(index, nodes, level[nodes[0]], assignment[nodes[0]], edges, of_node, with_gradient)
+        _segment(index, nodes, level[nodes[0]], assignment[nodes[0]], graph)
         for index, nodes in enumerate(ordered)
     )
+
+
+class _Graph(NamedTuple):
+    """What all segments are cut from: edges, each VNode's segment, keys with a gradient, VNodes of the
+    logits."""
+
+    edges: Sequence[Edge]
+    of_node: Mapping[str, int]
+    with_gradient: frozenset[str]
+    text: frozenset[str]
+
+
+def text_nodes(network: Network) -> frozenset[str]:
+    """Names of the VNodes and inputs that the logits depend on; empty for a network without logits."""
+    found = {split_ref(network.outputs["logits"])[0]} if "logits" in network.outputs else set()
+    for node in reversed(network.nodes):
+        if node.name in found:
+            found.update(split_ref(reference)[0] for reference in node.inputs)
+    return frozenset(found)
 
 
 def _gradient_edges(network: Network, edges: Sequence[Edge]) -> frozenset[str]:
@@ -108,18 +128,16 @@ def _segment(
     nodes: Sequence[str],
     level: int,
     pnode: PNodeId,
-    edges: Sequence[Edge],
-    of_node: Mapping[str, int],
-    with_gradient: frozenset[str],
+    graph: _Graph,
 ) -> Segment:
     inside = set(nodes)
-    entering = [edge for edge in edges if edge.target in inside and edge.source not in inside]
+    entering = [edge for edge in graph.edges if edge.target in inside and edge.source not in inside]
     leaving = [
         edge
-        for edge in edges
-        if edge.source in inside and edge.target not in inside and edge.target in of_node
+        for edge in graph.edges
+        if edge.source in inside and edge.target not in inside and edge.target in graph.of_node
     ]
-    gradients_in = tuple(edge.key for edge in leaving if edge.key in with_gradient)
+    gradients_in = tuple(edge.key for edge in leaving if edge.key in graph.with_gradient)
     return Segment(
         index=index,
         pnode=pnode,
@@ -129,9 +147,10 @@ def _segment(
         gives=tuple(dict.fromkeys(edge.reference for edge in leaving)),
         gradients_in=gradients_in,
         gradients_out=tuple(
-            edge.key for edge in entering if edge.key in with_gradient and edge.source in of_node
+            edge.key for edge in entering if edge.key in graph.with_gradient and edge.source in graph.of_node
         ),
-        has_backward=bool(gradients_in) or bool(with_gradient & inside),
+        has_backward=bool(gradients_in) or bool(graph.with_gradient & inside),
+        text_needs=tuple(dict.fromkeys(edge.reference for edge in entering if edge.target in graph.text)),
     )
 
 

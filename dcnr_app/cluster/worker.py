@@ -65,8 +65,8 @@ def step(state: WorkerState, event: Input, now_ms: float) -> tuple[WorkerState, 
             _finish(state, out, effect_id, outcome, now_ms)
         case Lost(peer, reason):
             if peer == ORCHESTRATOR:
-                out.append(Leave(f"the orchestrator is gone: {reason}"))
-            elif state.configure is not None and peer in state.plan.pnodes and state.stage != "failed":
+                state = _leave(state, out, f"the orchestrator is gone: {reason}")
+            elif state.configure is not None and peer in state.plan.pnodes:
                 worker_stages.fail(state, out, f"lost PNode {peer}: {reason}", f"PNode {state.pnode}")
         case _:
             raise InvariantError(f"a worker cannot take {type(event).__name__}")
@@ -89,18 +89,36 @@ def _receive(
         else:
             state, refusal = _configure(state, out, message)
     elif isinstance(message, Refused):
-        if state.configure is not None and message.generation in (0, state.configure.generation):
-            worker_stages.fail(
-                state, out, f"{sender} refused {message.tag or 'a message'}: {message.reason}", state.pnode
-            )
+        _take_refusal(state, out, sender, message)
     else:
-        refusal = _why_refused(state, sender, message) or _handle(state, out, message, tensors)
+        refusal = _why_refused(state, sender, message)
+        if not refusal and isinstance(message, Stop):
+            return _leave(state, out, "the session ended")
+        # Nothing but Configure and Stop helps a failed worker; its peers learn of it from the orchestrator.
+        if not refusal and state.stage != "failed":
+            refusal = _handle(state, out, message, tensors)
     if refusal:
         tag = str(type(message).__struct_config__.tag)
         generation = int(getattr(message, "generation", 0))
         out.append(Send(sender, Refused(reason=refusal, tag=tag, generation=generation)))
     drop(state, out, list(tensors.values()))
     return state
+
+
+def _take_refusal(state: WorkerState, out: list[WorkerEffect], sender: PNodeId, message: Refused) -> None:
+    configure = state.configure
+    if configure is None or sender not in (ORCHESTRATOR, *configure.plan.pnodes):
+        return
+    if message.generation in (0, configure.generation):
+        what = f"{sender} refused {message.tag or 'a message'}: {message.reason}"
+        worker_stages.fail(state, out, what, f"PNode {state.pnode}")
+
+
+def _leave(state: WorkerState, out: list[WorkerEffect], reason: str) -> WorkerState:
+    """Out of the session: nothing is kept but the numbers, so that a late outcome is known as one."""
+    drop_everything(state, out)
+    out.append(Leave(reason))
+    return WorkerState(pnode=state.pnode, next_id=state.next_id, next_request=state.next_request)
 
 
 def _why_refused(state: WorkerState, sender: PNodeId, message: AnyMessage) -> str:
@@ -158,22 +176,11 @@ def _handle(state: WorkerState, out: list[WorkerEffect], message: AnyMessage, te
         case ParameterCopy():
             return _keep(state, state.copies, message.step, message.parameter, tensors.get("weight"))
         case LoadState():
-            if state.stage != "loading":
-                return "no parameters are awaited"
-            if message.parameter not in state.loads:
-                state.loads[message.parameter] = dict(tensors)
-                for handle in tensors.values():
-                    hold(state, handle)
+            return worker_stages.accept_load(state, message.parameter, tensors)
         case LoadDone():
             state.loads_expected = message.count
         case Commit():
             return _commit(state, out, message)
-        case Stop():
-            drop_everything(state, out)
-            state.holds.clear()
-            state.mailbox.clear()
-            state.configure, state.prepared, state.stage = None, None, "idle"
-            out.append(Leave("the session ended"))
         case _:
             return f"a worker does not take {type(message).__struct_config__.tag}"
     return ""
@@ -184,11 +191,10 @@ def _keep(
 ) -> str:
     if handle is None:
         return "its tensor is missing"
-    if at > state.step:
-        return f"step {at} has not begun"
-    box = boxes.setdefault(at, {}) if at == state.step else {}
-    if at == state.step and key not in box:
-        box[key] = handle
+    if at > state.step + 1:  # a peer can be one step ahead: see worker_tasks
+        return f"step {at} is ahead of {state.step + 1}"
+    if at >= state.step and key not in boxes.setdefault(at, {}):
+        boxes[at][key] = handle
         hold(state, handle)
     return ""
 
@@ -213,10 +219,12 @@ def _commit(state: WorkerState, out: list[WorkerEffect], message: Commit) -> str
 def _finish(
     state: WorkerState, out: list[WorkerEffect], effect_id: int, outcome: Outcome, now_ms: float
 ) -> None:
-    if effect_id != state.running:
+    is_current = effect_id == state.running
+    if is_current:
+        state.running = 0
+    if not is_current or state.stage == "failed":
         _release_outcome(out, outcome)
         return
-    state.running = 0
     state.progress_ms = now_ms
     match outcome:
         case TaskFailed(what, where):

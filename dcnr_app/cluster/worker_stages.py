@@ -26,9 +26,20 @@ from dcnr_app.cluster.messages import (
     StateDone,
     StatePart,
 )
-from dcnr_app.cluster.worker_state import WorkerState, drop
+from dcnr_app.cluster.worker_state import WorkerState, drop, hold
 from dcnr_app.errors import InvariantError
 from dcnr_app.ids import ORCHESTRATOR
+
+
+def accept_load(state: WorkerState, parameter: str, tensors: Handles) -> str:
+    """Keep one parameter's state until it is stored; returns why it is refused, or an empty text."""
+    if state.configure is None or not state.configure.will_load:
+        return "no parameters are awaited"
+    if state.stage == "loading" and parameter not in state.loads and parameter not in state.stored:
+        state.loads[parameter] = dict(tensors)
+        for handle in tensors.values():
+            hold(state, handle)
+    return ""
 
 
 def advance(state: WorkerState, out: list[WorkerEffect]) -> None:
@@ -57,8 +68,9 @@ def _advance_loading(state: WorkerState, out: list[WorkerEffect]) -> None:
     if state.loads:
         parameter, tensors = next(iter(state.loads.items()))
         out.append(StoreParameter(state.run(), parameter, tensors, is_load=True))
-    elif state.loads_stored == state.loads_expected:
+    elif len(state.stored) == state.loads_expected:
         state.stage = "computing"
+        state.stored = set()
         out.append(Send(ORCHESTRATOR, applied(state, state.step - 1)))
 
 
@@ -88,10 +100,10 @@ def _store_next_copy(state: WorkerState, out: list[WorkerEffect]) -> None:
     missing = [parameter for parameter in expected if parameter not in arrived]
     if missing:
         return
-    left = [parameter for parameter in expected if parameter not in state.loads]
+    left = [parameter for parameter in expected if parameter not in state.stored]
     if left:
         parameter = left[0]
-        state.loads[parameter] = {}
+        state.stored.add(parameter)
         state.stage = "storing"
         out.append(StoreParameter(state.run(), parameter, {"weight": arrived[parameter]}, is_load=False))
         return
@@ -104,7 +116,7 @@ def _finish_step(state: WorkerState, out: list[WorkerEffect], commit: Commit) ->
     drop(state, out, leftover)
     state.scalars.pop(state.step, None)
     state.step += 1
-    state.loads = {}
+    state.stored = set()
     state.finished = {key for key in state.finished if key.step >= state.step}
     state.tasks_done, state.commit, state.loss_sums = 0, None, {}
     state.max_in_flight, state.compute_ms = 0, 0.0
@@ -117,6 +129,7 @@ def _finish_step(state: WorkerState, out: list[WorkerEffect], commit: Commit) ->
 
 
 def send_sites(state: WorkerState, out: list[WorkerEffect], gradients: Handles) -> None:
+    """Send the sums of sites owned elsewhere to their owners, then wait for those of others."""
     owners = state.runtime.site_owner
     for key, handle in gradients.items():
         parameter, _, site = key.partition("|")
@@ -127,6 +140,7 @@ def send_sites(state: WorkerState, out: list[WorkerEffect], gradients: Handles) 
 
 
 def send_copies(state: WorkerState, out: list[WorkerEffect], copies: Handles) -> None:
+    """Send new values of owned shared parameters to the other PNodes with sites, then wait for theirs."""
     targets = state.runtime.copies_to
     for parameter, handle in copies.items():
         message = ParameterCopy(**state.ids, step=state.step, parameter=parameter)
@@ -136,15 +150,17 @@ def send_copies(state: WorkerState, out: list[WorkerEffect], copies: Handles) ->
 
 
 def stored(state: WorkerState, out: list[WorkerEffect]) -> None:
+    """A parameter was taken over: a copy of this step, or one of those that are loaded."""
     if state.stage == "storing":
         state.stage = "awaiting-copies"
         return
-    state.loads_stored += 1
     parameter = next(iter(state.loads))
+    state.stored.add(parameter)
     drop(state, out, list(state.loads.pop(parameter).values()))
 
 
 def send_state(state: WorkerState, out: list[WorkerEffect], parts: Mapping[str, Handles]) -> None:
+    """Send the captured state to the orchestrator and go on with the step."""
     for parameter, tensors in parts.items():
         message = StatePart(**state.ids, step=state.step - 1, parameter=parameter)
         out.append(Send(ORCHESTRATOR, message, tensors))
@@ -154,15 +170,20 @@ def send_state(state: WorkerState, out: list[WorkerEffect], parts: Mapping[str, 
 
 
 def fail(state: WorkerState, out: list[WorkerEffect], what: str, where: str) -> None:
+    """Go no further and tell the orchestrator, once."""
+    if state.stage == "failed":
+        return
     state.stage = "failed"
     out.append(Send(ORCHESTRATOR, Failed(**state.ids, what=what, where=where)))
 
 
 def applied(state: WorkerState, at: int) -> Applied:
+    """The message that step `at` is carried out here."""
     return Applied(**state.ids, step=at)
 
 
 def send_ready(state: WorkerState, out: list[WorkerEffect]) -> None:
+    """Tell the orchestrator that the plan is taken up."""
     prepared = state.runtime
     ready = Ready(**state.ids, device_class=prepared.device_class, pid=prepared.pid)
     out.append(Send(ORCHESTRATOR, ready))

@@ -47,15 +47,19 @@ class WorkerState(msgspec.Struct):
     ready: list[TaskKey] = msgspec.field(default_factory=list)
     """Evaluation and generation tasks whose inputs are complete, in order of completion."""
     finished: set[TaskKey] = msgspec.field(default_factory=set)
+    """Tasks done of which a repeated tensor may still come."""
     rows: dict[int, int] = msgspec.field(default_factory=dict)
+    """The row whose logits are wanted, by generation request."""
     holds: dict[Handle, int] = msgspec.field(default_factory=dict)
     scalars: dict[int, tuple[float, int]] = msgspec.field(default_factory=dict)
     """Loss scale and target count by step."""
     sites: dict[int, dict[str, Handle]] = msgspec.field(default_factory=dict)
     copies: dict[int, dict[str, Handle]] = msgspec.field(default_factory=dict)
     loads: dict[str, dict[str, Handle]] = msgspec.field(default_factory=dict)
+    """Arrived state that is still to be stored, by parameter."""
     loads_expected: int = -1
-    loads_stored: int = 0
+    stored: set[str] = msgspec.field(default_factory=set)
+    """Parameters stored in this stage: loaded ones, or copies of the step."""
     commit: Commit | None = None
     loss_sums: dict[int, float] = msgspec.field(default_factory=dict)
     open_microbatches: dict[int, int] = msgspec.field(default_factory=dict)
@@ -121,11 +125,6 @@ def drop(state: WorkerState, out: list[WorkerEffect], handles: list[Handle]) -> 
 
 
 def drop_everything(state: WorkerState, out: list[WorkerEffect]) -> None:
-    """Release every handle that the state still has, each once."""
-    handles = {handle for box in state.mailbox.values() for handle in box.values()}
-    for boxes in (state.sites, state.copies):
-        handles |= {handle for box in boxes.values() for handle in box.values()}
-    handles |= {handle for box in state.loads.values() for handle in box.values()}
-    handles |= set(state.holds)
-    if handles:
-        out.append(Release(tuple(sorted(handles))))
+    """Release every handle that the state still has, each once; the state must not be used afterwards."""
+    if state.holds:
+        out.append(Release(tuple(sorted(state.holds))))

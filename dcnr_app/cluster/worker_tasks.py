@@ -28,6 +28,8 @@ from dcnr_app.errors import InvariantError
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 
 LOGITS = "logits"
+_ANSWERS_REMEMBERED = 32
+"""Generation requests of which a repeated message is known as one; older ones are over."""
 
 
 def accept_request(
@@ -39,12 +41,10 @@ def accept_request(
     match message:
         case TrainRequest():
             index = message.microbatch
-            state.scalars.setdefault(message.step, (message.loss_scale, message.target_count))
         case EvalRequest():
             phase, index = "evaluate", message.index
         case GenerateRequest():
             phase, index = "generate", message.index
-            state.rows[index] = message.row
     for reference, handle in tensors.items():
         mine = [s.index for s in state.plan.segments if s.pnode == state.pnode and reference in s.needs]
         if not mine:
@@ -54,6 +54,7 @@ def accept_request(
             reason = _accept(state, key, reference, handle)
             if reason:
                 return reason
+    _note(state, message, phase, index)
     return ""
 
 
@@ -66,11 +67,24 @@ def accept_hop(state: WorkerState, message: Hop, tensors: Handles) -> str:
     reason = _accept(state, key, message.slot, handle)
     if reason:
         return reason
-    if message.phase == "train":
-        state.scalars.setdefault(message.step, (message.loss_scale, message.target_count))
-    elif message.phase == "generate":
-        state.rows[message.microbatch] = message.row
+    _note(state, message, message.phase, message.microbatch)
     return ""
+
+
+def _note(
+    state: WorkerState, message: TrainRequest | EvalRequest | GenerateRequest | Hop, phase: Phase, index: int
+) -> None:
+    """Keep the numbers that come with an accepted tensor, unless what they are for is over."""
+    if isinstance(message, TrainRequest | Hop) and phase == "train" and message.step >= state.step:
+        state.scalars.setdefault(message.step, (message.loss_scale, message.target_count))
+    elif (
+        isinstance(message, GenerateRequest | Hop) and phase == "generate" and not _is_answered(state, index)
+    ):
+        state.rows[index] = message.row
+
+
+def _is_answered(state: WorkerState, index: int) -> bool:
+    return index <= max(state.rows, default=0) - _ANSWERS_REMEMBERED
 
 
 def _accept(state: WorkerState, key: TaskKey, slot: str, handle: Handle) -> str:
@@ -82,6 +96,10 @@ def _accept(state: WorkerState, key: TaskKey, slot: str, handle: Handle) -> str:
     if key.step > latest:
         return f"step {key.step} is ahead of {latest}"
     is_old = key.step < (state.step if key.phase == "train" else latest)
+    if key.phase == "generate" and (
+        slot not in slots_of(state.plan, key) or _is_answered(state, key.microbatch)
+    ):
+        return ""  # the logits do not depend on it, or nobody waits for them any more
     box = state.mailbox.get(key, {})
     if is_old or key in state.finished or slot in box:
         return ""  # late or repeated: already counted
@@ -143,6 +161,9 @@ def _close(state: WorkerState, out: list[WorkerEffect], elapsed_ms: float) -> Ta
         state.open_microbatches[key.microbatch] -= 1
         if not state.open_microbatches[key.microbatch]:
             del state.open_microbatches[key.microbatch]
+    elif key.phase == "generate":
+        state.rows = {index: row for index, row in state.rows.items() if not _is_answered(state, index)}
+        state.finished = {k for k in state.finished if k.phase != "generate" or k.microbatch in state.rows}
     return key
 
 
@@ -157,14 +178,14 @@ def forward_done(state: WorkerState, out: list[WorkerEffect], outcome: ForwardDo
         )
         out.append(Send(ORCHESTRATOR, response, {LOGITS: logits}))
         out.append(Release((logits,)))
-        state.rows.pop(key.microbatch, None)
     if outcome.loss_sum is not None:
         _report_loss(state, out, key, outcome.loss_sum)
     for reference, handle in outputs.items():
         hold(state, handle)
         for segment in _routes(state).targets.get(reference, ()):
             target = TaskKey(key.phase, key.step, key.microbatch, "F", segment)
-            _deliver(state, out, target, reference, handle)
+            if reference in slots_of(state.plan, target):
+                _deliver(state, out, target, reference, handle)
         drop(state, out, [handle])
 
 
