@@ -1,0 +1,184 @@
+"""`dcnr-app network`: list, validate, show and plan networks. Reads only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dcnr_app.cli.output import json_option, pairs, path_text, say, table, write_json, write_text
+
+if TYPE_CHECKING:
+    from dcnr_app.app import App
+    from dcnr_app.nodes.graph.load import LoadedNetwork
+
+
+@click.group("network", epilog="Example: dcnr-app network show tiny-gpt")
+def command() -> None:
+    """Validate, show and plan networks: YAML graphs of virtual nodes."""
+
+
+@command.command("ls", epilog="Example: dcnr-app network ls --json")
+@json_option
+def list_command(*, as_json: bool) -> None:
+    """List the bundled networks and your own (in the home's `networks` folder)."""
+    from dcnr_app.app import App
+
+    app = App()
+    entries = [_entry(app, path, source) for path, source in _network_files(app)]
+    if as_json:
+        write_json(entries)
+        return
+    columns = ("network", "from", ">VNodes", ">parameters", ">context", ">vocabulary")
+    rows = [
+        (e["name"], e["source"], e["problem"].splitlines()[0])
+        if e["problem"]
+        else (e["name"], e["source"], e["vnodes"], f"{e['parameters']:,}", e["context"], e["vocabulary"])
+        for e in entries
+    ]
+    write_text(table(columns, [(*row, *[""] * (len(columns) - len(row))) for row in rows]))
+
+
+@command.command("validate", epilog="Example: dcnr-app network validate my-network.yaml")
+@click.argument("network", metavar="FILE")
+@json_option
+def validate_command(network: str, *, as_json: bool) -> None:
+    """Check FILE (or a network's name): syntax, names, shapes, gradients. Exit code 6 if it is not valid."""
+    from dcnr_app.app import App
+    from dcnr_app.cli.lookup import find_network
+    from dcnr_app.errors import InvalidError
+
+    try:
+        facts = _facts(find_network(App(), network))
+    except InvalidError as error:
+        if as_json:
+            told = {"what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
+            write_json({"file": network, "valid": False, **told})
+        raise
+    if as_json:
+        write_json({"file": network, "valid": True, **facts})
+        return
+    write_text(
+        f"{network} is valid: {facts['vnodes']} VNodes, {facts['parameters']:,} parameters, "
+        f"context {facts['context']}, vocabulary {facts['vocabulary']}, id {facts['id']}"
+    )
+
+
+@command.command("show", epilog="Example: dcnr-app network show tiny-gpt --json")
+@click.argument("network")
+@json_option
+def show_command(network: str, *, as_json: bool) -> None:
+    """Show NETWORK (a name or a .yaml file), one row per VNode: inputs, shape, parameters, FLOPs."""
+    import msgspec
+
+    from dcnr_app.app import App
+    from dcnr_app.cli.lookup import find_network
+    from dcnr_app.nodes.graph.show import network_table
+    from dcnr_app.sessions import settings_form
+
+    loaded = find_network(App(), network)
+    shown = network_table(loaded.network, loaded.training.rows)
+    facts = _facts(loaded)
+    if as_json:
+        facts |= {
+            "flops": shown.flops,
+            "rows_per_microbatch": shown.rows_per_microbatch,
+            "variables": dict(loaded.variables),
+            "inputs": msgspec.to_builtins(loaded.network.inputs),
+            "outputs": dict(loaded.network.outputs),
+            "training": settings_form(loaded.training),
+            "nodes": msgspec.to_builtins(shown.rows),
+        }
+        write_json(facts)
+        return
+    columns = ("VNode", "type", "inputs", "shape", ">parameters", ">forward FLOPs")
+    rows = [
+        (
+            row.name,
+            row.type,
+            _inputs(row.inputs),
+            "×".join(map(str, row.shape)) or "scalar",
+            f"{row.parameters:,}",
+            f"{row.flops:,}",
+        )
+        for row in shown.rows
+    ]
+    write_text(table(columns, rows))
+    write_text("")
+    sums = {
+        "network": f"{facts['name']} (id {facts['id']})",
+        "VNodes": facts["vnodes"],
+        "parameters": f"{facts['parameters']:,}",
+        "context": facts["context"],
+        "vocabulary": facts["vocabulary"],
+        "forward": f"{shown.flops:,} FLOPs for {shown.rows_per_microbatch} sequences",
+    }
+    write_text(pairs(sums))
+
+
+@command.command("plan", epilog="Example: dcnr-app network plan tiny-gpt --workers 3")
+@click.argument("network")
+@click.option("--workers", type=click.IntRange(0, 64), default=2, show_default=True, help="Worker processes.")
+@json_option
+def plan_command(network: str, workers: int, *, as_json: bool) -> None:
+    """Show which VNode of NETWORK would run on which PNode, and what would cross between them."""
+    from dcnr_app.app import App
+    from dcnr_app.cli.lookup import find_network
+    from dcnr_app.cli.plan_view import plan_form, plan_text
+    from dcnr_app.cluster.session import SessionJob, plan_for
+    from dcnr_app.ids import SessionId
+
+    loaded = find_network(App(), network)
+    job = SessionJob(
+        session=SessionId("preview"), generation=1, network=loaded.network, settings=loaded.training
+    )
+    form = plan_form(loaded.network, plan_for(job, workers))
+    if as_json:
+        write_json(form)
+    else:
+        write_text(plan_text(form))
+        say(f"train it so: dcnr-app demo --network {network} --workers {workers}")
+
+
+def _network_files(app: App) -> list[tuple[Path, str]]:
+    """Network files with where they come from: the bundled ones by name, then the person's, oldest first."""
+    from dcnr_app.settings import asset_path
+
+    bundled = [(path, "bundled") for path in sorted(asset_path("networks").glob("*.yaml"))]
+    own = sorted(app.home.networks.glob("*.yaml"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    return bundled + [(path, "own") for path in own]
+
+
+def _entry(app: App, path: Path, source: str) -> dict[str, Any]:
+    from dcnr_app.errors import DcnrError
+
+    place = {"name": path.stem, "source": source, "path": path_text(path)}
+    try:
+        facts = _facts(app.network(str(path)))
+    except DcnrError as error:  # a broken file is listed as broken; the others are not hidden by it
+        return {**place, "problem": str(error)}
+    return {**facts, **place, "problem": ""}
+
+
+def _facts(loaded: LoadedNetwork) -> dict[str, Any]:
+    from math import prod
+
+    from dcnr_app.nodes.graph.analysis import network_parameters
+    from dcnr_app.nodes.graph.network import network_id
+
+    parameters = network_parameters(loaded.network).values()
+    return {
+        "name": loaded.network.name,
+        "id": network_id(loaded.network),
+        "vnodes": len(loaded.network.nodes),
+        "parameters": sum(prod(parameter.spec.shape) for parameter in parameters),
+        "context": loaded.context,
+        "vocabulary": loaded.vocabulary,
+    }
+
+
+def _inputs(references: tuple[str, ...]) -> str:
+    """At most three inputs by name: a stack of many heads would fill the screen."""
+    shown = ", ".join(references[:3])
+    return shown if len(references) <= 3 else f"{shown}, … ({len(references)})"
