@@ -1,0 +1,48 @@
+"""The audit of a session's sample ledger against the samples that its committed steps must have used."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from dcnr_app.app import App
+from dcnr_app.data.cursor import n_windows
+from dcnr_app.data.expected import expected_samples
+from dcnr_app.nodes.graph.network import decode_network
+from dcnr_app.nodes.graph.training import TrainingSettings
+from dcnr_app.sessions import context_of
+from dcnr_app.store.ledger import audit
+from dcnr_app.store.sessions import SessionRecord, network_bytes
+from dcnr_app.store.store import Store
+
+_SHOWN_IDS = 20
+
+
+def audit_session(app: App, store: Store, record: SessionRecord) -> dict[str, Any]:
+    """What `session ledger --json` prints: counts, the step they reach to, and the first ids at fault.
+
+    Raises UserError if the session's dataset is not here any more.
+    """
+    # The session may be running. A step's commit and ledger rows appear together, so rows of steps that are
+    # committed after the first look are left for the next audit; rows without any commit are at fault.
+    step = max((number for number, _ in store.commits(record.session)), default=0)
+    rows = store.ledger(record.session)
+    later = {number for number, _ in store.commits(record.session) if number > step}
+    dataset, _ = app.dataset(record.dataset)
+    settings = msgspec.convert(record.settings, TrainingSettings)
+    network = decode_network(network_bytes(store, record.session), app.registry)
+    n = n_windows(dataset.train, context_of(network))
+    expected = chain.from_iterable(expected_samples(settings.seed, n, settings.batch, step))
+    report = audit(list(expected), [row for row in rows if row[0] not in later])
+    return {
+        "session": record.session,
+        "step": step,
+        "samples": report.samples,
+        "lost": len(report.lost),
+        "twice": len(report.twice),
+        "skipped": report.skipped,
+        "lost_ids": report.lost[:_SHOWN_IDS],
+        "twice_ids": report.twice[:_SHOWN_IDS],
+    }
