@@ -106,7 +106,8 @@ def remove_command(checkpoint: str, *, yes: bool) -> None:
             raise RefusedError(
                 f"checkpoint {checkpoint} was not removed", why="nobody can be asked here", fix="add --yes"
             )
-        click.confirm(f"Remove checkpoint {checkpoint} at {entry.path}?", abort=True, err=True)
+        if not click.confirm(f"Remove checkpoint {checkpoint} at {entry.path}?", err=True):
+            raise RefusedError(f"checkpoint {checkpoint} was not removed", why="you said no")
     with HomeLock(app.home, f"removing checkpoint {checkpoint}"):
         remove_checkpoint(app.home, checkpoint)
     say(f"removed {checkpoint}")

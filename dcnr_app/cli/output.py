@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from dcnr_app.errors import StoreError
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 json_option: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -42,8 +44,13 @@ def write_text(text: str) -> None:
 
 
 def write_bytes(raw: bytes) -> None:
-    """Bytes on stdout, at once."""
-    click.echo(raw, nl=False)
+    """Bytes on stdout, at once. Raises StoreError if they cannot be written, as on a full disk."""
+    try:
+        click.echo(raw, nl=False)
+    except BrokenPipeError:  # the reader has gone, which is no error of ours
+        raise
+    except OSError as error:
+        raise StoreError("the result cannot be written", where="stdout", why=error.strerror or "") from error
 
 
 def say(text: str) -> None:

@@ -89,3 +89,15 @@ def test_without_arguments_the_last_session_and_the_next_commands_are_shown(on_f
     result = on_finished()
     assert "finished at step 3 of 3" in result.out
     assert "dcnr-app generate latest" in result.out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
+    environment = {**os.environ, "DCNR_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "dcnr_app", "paths", "--json"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, env=environment, timeout=50, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: stdout: the result cannot be written")
