@@ -58,7 +58,7 @@ class App:
 
     def _network_path(self, name_or_path: str) -> Path:
         path = Path(name_or_path)
-        if path.suffix in (".yaml", ".yml") or path.exists():
+        if path.suffix in (".yaml", ".yml") or path.is_file():
             return path
         own = self.home.networks / f"{name_or_path}.yaml"
         if own.is_file():

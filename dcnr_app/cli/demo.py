@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
-from dcnr_app.app import App
-
 
 @click.command("demo", epilog="Example: dcnr-app demo --workers 2 --data notes/ --steps 200")
+@click.argument("more", nargs=-1, metavar="[PATH]...")
 @click.option(
     "--network", "name", default="tiny-gpt", show_default=True, help="A network's name or its file."
 )
@@ -33,6 +32,7 @@ from dcnr_app.app import App
 @click.pass_context
 def command(
     ctx: click.Context,
+    more: tuple[str, ...],
     name: str,
     data: tuple[str, ...],
     workers: int,
@@ -47,9 +47,12 @@ def command(
     Text is prepared, a tokenizer trained, worker processes started, a transformer trained over them and
     checkpoints written. A second run reuses the prepared text. Ctrl-C stops with a checkpoint.
     """
+    from dcnr_app.app import App
     from dcnr_app.cli.running import prepare_text, start_session
     from dcnr_app.nodes.graph.training_form import resolve_training
 
+    if more and not data:
+        raise click.UsageError(f"unexpected {more[0]!r}; text is given with --data PATH")
     app = App()
     loaded = app.network(name)
     settings = resolve_training(loaded.training, steps=steps, seed=seed)
@@ -57,7 +60,7 @@ def command(
         app,
         loaded,
         settings,
-        lambda report: prepare_text(app, data, loaded.vocabulary, report),
+        lambda report: prepare_text(app, (*data, *more), loaded.vocabulary, report),
         n_workers=workers,
         as_json=as_json,
         prompt=prompt,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import click
 
-from dcnr_app.app import App
-
 
 @click.command("train", epilog="Example: dcnr-app train tiny-gpt --dataset latest --workers 2 --steps 400")
 @click.argument("network")
@@ -34,6 +32,7 @@ def command(
     **flags: object,
 ) -> None:
     """Train NETWORK (a name or a .yaml file) on a dataset. Flags override the file's `training:` section."""
+    from dcnr_app.app import App
     from dcnr_app.cli.running import start_session
     from dcnr_app.nodes.graph.training_form import resolve_training
     from dcnr_app.sessions import Text

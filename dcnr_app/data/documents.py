@@ -180,8 +180,13 @@ def _files(paths: Sequence[str]) -> Iterator[Path]:
 
 
 def _expand(given: str) -> list[Path]:
-    path = Path(given).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(given).expanduser()
+        is_folder = path.is_dir()
+    except (OSError, RuntimeError) as error:  # a name too long, `~nobody-here`
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UserError("this cannot be a path", where=given[:80], why=why, fix="check the path") from error
+    if is_folder:
         return _walk(path)
     if path.exists():
         if path.suffix.lower() not in SUFFIXES:

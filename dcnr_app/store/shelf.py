@@ -86,7 +86,7 @@ def latest_checkpoint(home: Home, session: str | None = None) -> Found:
         passed_over.append(PassedOver(entry.id, why))
     if not passed_over:
         whose = f"session {session!r} has" if session else "there is"
-        raise UserError(f"{whose} no checkpoint", where=str(home.sessions), fix="train first: dcnr train")
+        raise UserError(f"{whose} no checkpoint", where=str(home.sessions), fix="train first: dcnr-app demo")
     raise StoreError(
         f"none of {len(passed_over)} checkpoints verifies",
         where=str(home.sessions),
@@ -220,5 +220,5 @@ def _unknown(home: Home, name: str) -> UserError:
     return UserError(
         f"there is no checkpoint {name!r}",
         why="a checkpoint is named by `latest`, by <session>.<step>, or by the path of its folder",
-        fix=f"the newest are {', '.join(known)}" if known else "train first: dcnr train",
+        fix=f"the newest are {', '.join(known)}" if known else "train first: dcnr-app demo",
     )
