@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-import dcnr_app
 from dcnr_app.clock import Clock
-from dcnr_app.cluster.decision import LossScale
-from dcnr_app.cluster.effects import WriteCheckpoint
-from dcnr_app.cluster.feeds import SessionFeed
+from dcnr_app.cluster import keeping
+from dcnr_app.cluster.feeds import SessionFeed, check_inputs
 from dcnr_app.cluster.generation import Sampling
-from dcnr_app.cluster.journal import SessionJournal, read_decisions, read_validations
+from dcnr_app.cluster.journal import CheckpointWriter, SessionJournal, read_decisions
+from dcnr_app.cluster.keeping import Found
 from dcnr_app.cluster.local_cluster import ClusterSettings, worker_ids
-from dcnr_app.cluster.orchestrator import Parts
 from dcnr_app.cluster.result import Scores, session_result
 from dcnr_app.cluster.session import (
     RunOutcome,
@@ -35,7 +34,7 @@ from dcnr_app.data.dataset import Dataset
 from dcnr_app.data.source import NoBatches
 from dcnr_app.data.tokenizer import TOKENIZER_FILE, Tokenizer, tokenizer_from_file
 from dcnr_app.engine.backend import Backend
-from dcnr_app.errors import DcnrError, InvalidError
+from dcnr_app.errors import DcnrError, InvalidError, StoreError
 from dcnr_app.ids import SessionId
 from dcnr_app.nodes.graph.analysis import network_parameters
 from dcnr_app.nodes.graph.load import LoadedNetwork
@@ -44,17 +43,17 @@ from dcnr_app.nodes.graph.training import TrainingSettings
 from dcnr_app.nodes.registry import Registry
 from dcnr_app.settings import Home
 from dcnr_app.store import manifest as checkpoint_manifest
-from dcnr_app.store.checkpoints import load_checkpoint, write_checkpoint
-from dcnr_app.store.files import SYSTEM_FILES, check_free_bytes
+from dcnr_app.store.checkpoints import load_checkpoint
+from dcnr_app.store.files import SYSTEM_FILES, Files, check_free_bytes
 from dcnr_app.store.sessions import (
     SessionRecord,
+    Status,
     create_session,
-    get_session,
     network_bytes,
     new_session_id,
     update_session,
 )
-from dcnr_app.store.shelf import latest_checkpoint, list_checkpoints, rotate
+from dcnr_app.store.shelf import latest_checkpoint, list_checkpoints
 from dcnr_app.store.store import Store
 
 STOP_FILE = "stop.request"
@@ -71,6 +70,7 @@ class Workshop(msgspec.Struct, frozen=True, kw_only=True):
     make_backend: Callable[[int], Backend]
     cluster: ClusterSettings
     pid: int
+    files: Files = SYSTEM_FILES
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -96,6 +96,7 @@ def create(
             f"{loaded.vocabulary}",
             fix="train a smaller tokenizer, or raise the network's vocabulary",
         )
+    check_inputs(loaded.network)
     now_ms = shop.clock.wall_ms()
     session = new_session_id(now_ms, secrets.randbits(16))
     network = loaded.network
@@ -105,7 +106,7 @@ def create(
     BatchCursor(text.dataset, _cursor_settings(settings, loaded.context))
     n_floats = sum(_count(p.spec.shape) for p in network_parameters(network).values())
     need_bytes = n_floats * _BYTES_PER_FLOAT * _SLOTS * (settings.keep_last + 1)
-    check_free_bytes(shop.home.sessions, need_bytes, SYSTEM_FILES)
+    check_free_bytes(shop.home.sessions, need_bytes, shop.files)
     record = SessionRecord(
         session=session,
         created_ms=now_ms,
@@ -124,54 +125,87 @@ def create(
     return record
 
 
+def find_start(shop: Workshop, store: Store, record: SessionRecord) -> Found:
+    """Where a session goes on. Raises StoreError if it has checkpoints but none verifies."""
+    return keeping.find_start(shop.home, store, record)
+
+
 def run(
-    shop: Workshop, store: Store, record: SessionRecord, text: Text, watcher: Watcher, prompt: str
+    shop: Workshop,
+    store: Store,
+    record: SessionRecord,
+    text: Text,
+    found: Found,
+    watcher: Watcher,
+    prompt: str,
 ) -> dict[str, Any]:
-    """Train a recorded session from where it stands to its end or a stop; returns the result object.
+    """Train a recorded session from `found` to its end or a stop; returns the result object.
 
     What became of it is recorded, also when this raises.
     """
     network = decode_network(network_bytes(store, record.session), shop.registry)
-    settings = msgspec.convert(record.settings, TrainingSettings)
-    cursor = BatchCursor(text.dataset, _cursor_settings(settings, context_of(network)))
-    start = start_point(shop, store, record)
+    cursor = BatchCursor(text.dataset, _cursor_settings(settings_of(record), context_of(network)))
+    backend = shop.make_backend(1)
+    stop_file = shop.home.sessions / record.session / STOP_FILE
+    stop_file.unlink(missing_ok=True)
     job = SessionJob(
         session=record.session,
-        generation=_next_generation(shop, store, record, start),
+        generation=_next_generation(shop, store, record, found.start),
         network=network,
-        settings=settings,
+        settings=settings_of(record),
         context=context_of(network),
-        start=start,
+        start=found.start,
         prompt=prompt,
     )
-    backend = shop.make_backend(1)
-    writer = _checkpoint_writer(shop, store, record, settings, text.tokenizer, encode_network(network))
     tools = SessionTools(
         cluster=shop.cluster,
         registry=shop.registry,
         make_backend=shop.make_backend,
         clock=shop.clock,
         feed=SessionFeed(network, cursor, backend, {"tokenizer": text.tokenizer}),
-        journal=SessionJournal(store, record.session, shop.clock, writer),
+        journal=SessionJournal(
+            store, record.session, shop.clock, _checkpoint_writer(shop, store, record, text.tokenizer)
+        ),
         coder=text.tokenizer,
         orchestrator_pid=shop.pid,
     )
-    stop_file = shop.home.sessions / record.session / STOP_FILE
-    stop_file.unlink(missing_ok=True)
     _mark(store, record.session, status="running", pid=shop.pid, workers=worker_ids(shop.cluster.n_workers))
-    status = "interrupted"
     try:
         outcome = asyncio.run(run_session(job, tools, watcher, stop_file))
-        status = "stopped" if outcome.is_stopped else "finished"
-    except DcnrError:
-        status = "failed"
+    except BaseException as error:
+        # The mark is an extra: if the store fails too, the error that came first is the one to tell.
+        with suppress(DcnrError):
+            _conclude(store, record, "failed" if isinstance(error, Exception) else "interrupted")
         raise
     finally:
         backend.close()
         stop_file.unlink(missing_ok=True)
-        committed = max(read_decisions(store, record.session), default=0)
-        _mark(store, record.session, status=status, step=committed)
-    return _result(shop, store, record, text, cursor, outcome, start)
+    _conclude(store, record, "stopped" if outcome.is_stopped else "finished")
+    return _result(shop, store, record, text, cursor, outcome, found)
+
+
+def _conclude(store: Store, record: SessionRecord, status: Status) -> None:
+    _mark(store, record.session, status=status, step=max(read_decisions(store, record.session), default=0))
+
+
+def _checkpoint_writer(
+    shop: Workshop, store: Store, record: SessionRecord, tokenizer: Tokenizer
+) -> CheckpointWriter:
+    assets = {
+        checkpoint_manifest.NETWORK_FILE: network_bytes(store, record.session),
+        checkpoint_manifest.TOKENIZER_FILE: _tokenizer_json(shop.home, tokenizer),
+    }
+    return keeping.checkpoint_writer(shop.home, store, record, shop.clock, shop.files, assets)
+
+
+def _tokenizer_json(home: Home, tokenizer: Tokenizer) -> bytes:
+    path = home.tokenizers / tokenizer.id / TOKENIZER_FILE
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(
+            "the tokenizer cannot be read", where=str(path), why=error.strerror or str(error)
+        ) from error
 
 
 def _result(
@@ -181,11 +215,11 @@ def _result(
     text: Text,
     cursor: BatchCursor,
     outcome: RunOutcome,
-    start: StartPoint,
+    found: Found,
 ) -> dict[str, Any]:
     validation = cursor.validation()
-    found = measure_baselines(text.dataset.train, validation, text.tokenizer.n_vocab)
-    factor = bits_per_byte(1.0, found.n_targets, target_bytes(validation, text.tokenizer))
+    scores = measure_baselines(text.dataset.train, validation, text.tokenizer.n_vocab)
+    factor = bits_per_byte(1.0, scores.n_targets, target_bytes(validation, text.tokenizer))
     has_checkpoint = bool(list_checkpoints(shop.home, record.session))
     result = session_result(
         store,
@@ -194,36 +228,18 @@ def _result(
         dataset=record.dataset,
         vocab=text.tokenizer.n_vocab,
         scores=Scores(
-            uniform=found.uniform, unigram=found.unigram, bigram=found.bigram, bits_per_byte_factor=factor
+            uniform=scores.uniform, unigram=scores.unigram, bigram=scores.bigram, bits_per_byte_factor=factor
         ),
         outcome=outcome,
         prepare_s=text.prepare_s,
         checkpoint=str(latest_checkpoint(shop.home, record.session).path) if has_checkpoint else "",
     )
+    start = found.start
     if start.step or start.recorded:
         result["resumed_from_step"] = start.step
         result["steps_recomputed"] = len(start.recorded)
+        result["passed_over"] = [{"checkpoint": item.id, "why": item.why} for item in found.passed_over]
     return result
-
-
-def start_point(shop: Workshop, store: Store, record: SessionRecord) -> StartPoint:
-    """Where a session goes on: its newest checkpoint that verifies, and the decisions made after it."""
-    decisions = read_decisions(store, record.session)
-    validated = frozenset(read_validations(store, record.session))
-    device_class = get_session(store, record.session).device_class
-    if not list_checkpoints(shop.home, record.session):
-        return StartPoint(recorded=decisions, validated=validated, device_class=device_class)
-    checkpoint = load_checkpoint(latest_checkpoint(shop.home, record.session).path)
-    facts = checkpoint.manifest.facts
-    return StartPoint(
-        step=facts.step,
-        t=facts.n_applied,
-        scale=LossScale(facts.loss_scale["scale"], int(facts.loss_scale["finite_steps"])),
-        parts=checkpoint.state,
-        recorded={step: decision for step, decision in decisions.items() if step > facts.step},
-        validated=validated,
-        device_class=device_class,
-    )
 
 
 def generate(shop: Workshop, checkpoint_path: Path, watcher: Watcher, prompt: str, sampling: Sampling) -> str:
@@ -269,6 +285,11 @@ def generate(shop: Workshop, checkpoint_path: Path, watcher: Watcher, prompt: st
         backend.close()
 
 
+def settings_of(record: SessionRecord) -> TrainingSettings:
+    """The settings with which the session was created."""
+    return msgspec.convert(record.settings, TrainingSettings)
+
+
 def settings_form(settings: TrainingSettings) -> dict[str, Any]:
     """The plain mapping of all settings, defaults included, as it is stored with the session."""
     form: dict[str, Any] = msgspec.to_builtins(settings)
@@ -293,39 +314,6 @@ def _next_generation(shop: Workshop, store: Store, record: SessionRecord, start:
     body = msgspec.json.encode({"generation": generation, "pid": shop.pid, "from_step": start.step})
     store.append(stream, "started", body, expected_seq=generation - 1)
     return generation
-
-
-def _checkpoint_writer(
-    shop: Workshop,
-    store: Store,
-    record: SessionRecord,
-    settings: TrainingSettings,
-    tokenizer: Tokenizer,
-    network: bytes,
-) -> Callable[[WriteCheckpoint, Parts], str]:
-    tokenizer_json = (shop.home.tokenizers / tokenizer.id / TOKENIZER_FILE).read_bytes()
-    assets = {checkpoint_manifest.NETWORK_FILE: network, checkpoint_manifest.TOKENIZER_FILE: tokenizer_json}
-
-    def write(effect: WriteCheckpoint, parts: Parts) -> str:
-        facts = checkpoint_manifest.CheckpointFacts(
-            session=record.session,
-            step=effect.step,
-            n_applied=effect.t,
-            network=record.network,
-            dataset=record.dataset,
-            tokenizer=record.tokenizer,
-            cursor_position=effect.step * settings.batch,
-            loss_scale={"scale": effect.scale, "finite_steps": float(effect.finite_steps)},
-            settings=record.settings,
-            device_class=get_session(store, record.session).device_class,
-            app_version=dcnr_app.__version__,
-            created_ms=shop.clock.wall_ms(),
-        )
-        path = write_checkpoint(shop.home, facts, parts, assets)
-        rotate(shop.home, record.session, settings.keep_last)
-        return str(path)
-
-    return write
 
 
 def _mark(store: Store, session: SessionId, **changes: Any) -> None:

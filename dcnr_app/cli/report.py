@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from types import TracebackType
 from typing import Self
@@ -28,7 +31,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class RunReport:
-    """A Watcher for people. `stop` may be called once the run can be stopped."""
+    """A Watcher for people. `stop` is None until the run can be stopped; a signal handler may call it."""
 
     def __init__(self, clock: Clock, *, n_steps: int = 0, is_quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=is_quiet, highlight=False)
@@ -120,7 +123,23 @@ class RunReport:
 
     def stoppable(self, stop: Callable[[], None]) -> None:
         """From now on `stop` ends the run with a checkpoint."""
-        self.stop = stop
+        loop = asyncio.get_running_loop()
+
+        def say_and_stop() -> None:
+            self.say("stopping after this step, with a checkpoint; press Ctrl-C again to end at once")
+            stop()
+
+        def ask() -> None:
+            # A signal comes in the middle of anything, also of printing: the loop takes it in between.
+            with suppress(RuntimeError):  # the loop is closed: the run has just ended
+                loop.call_soon_threadsafe(say_and_stop)
+
+        self.stop = ask
+
+    def restore_terminal(self) -> None:
+        """Show the cursor again, from a signal handler: nothing here waits for a lock."""
+        if self._is_live:
+            os.write(sys.stderr.fileno(), b"\x1b[?25h\n")
 
     # ---- figures
 

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -57,19 +57,15 @@ def start_session(
     prompt: str,
 ) -> int:
     """Create a session and run it; returns the exit code."""
-    with HomeLock(app.home, f"training {loaded.network.name}"):
-        store = app.writer()
-        try:
-            report = RunReport(
-                app.clock, n_steps=settings.steps, is_quiet=as_json and not sys.stderr.isatty()
-            )
-            with report:
-                text = find_text(report)
-                record = sessions.create(app.workshop(n_workers), store, loaded, settings, text)
-                report.say(f"session {record.session}")
-                return _run(app, store, record, text, report, n_workers, as_json=as_json, prompt=prompt)
-        finally:
-            store.close()
+
+    def work(store: Store, report: RunReport) -> dict[str, Any]:
+        text = find_text(report)
+        shop = app.workshop(n_workers)
+        record = sessions.create(shop, store, loaded, settings, text)
+        report.say(f"session {record.session}")
+        return _train(shop, store, record, text, report, prompt)
+
+    return _hold_and_run(app, f"training {loaded.network.name}", settings.steps, work, as_json=as_json)
 
 
 def run_session_command(
@@ -77,54 +73,78 @@ def run_session_command(
 ) -> int:
     """Go on with a recorded session; returns the exit code. `n_workers` None: as many as it had."""
     workers = len([p for p in record.workers if p != "local"]) if n_workers is None else n_workers
-    with HomeLock(app.home, f"resuming session {record.session}"):
-        store = app.writer()
-        try:
-            dataset, tokenizer = app.dataset(record.dataset)
-            text = sessions.Text(dataset, tokenizer)
-            n_steps = int(record.settings["steps"])
-            with RunReport(
-                app.clock, n_steps=n_steps, is_quiet=as_json and not sys.stderr.isatty()
-            ) as report:
-                return _run(app, store, record, text, report, workers, as_json=as_json, prompt=prompt)
-        finally:
-            store.close()
+
+    def work(store: Store, report: RunReport) -> dict[str, Any]:
+        dataset, tokenizer = app.dataset(record.dataset)
+        return _train(app.workshop(workers), store, record, sessions.Text(dataset, tokenizer), report, prompt)
+
+    doing = f"resuming session {record.session}"
+    return _hold_and_run(app, doing, int(record.settings["steps"]), work, as_json=as_json)
 
 
-def _run(
+def _hold_and_run(
     app: App,
-    store: Store,
-    record: SessionRecord,
-    text: sessions.Text,
-    report: RunReport,
-    n_workers: int,
+    doing: str,
+    n_steps: int,
+    work: Callable[[Store, RunReport], dict[str, Any]],
     *,
     as_json: bool,
-    prompt: str,
 ) -> int:
-    with _stop_signals(report) as received:
-        result = sessions.run(app.workshop(n_workers), store, record, text, report, prompt)
+    """`work` under the home's lock, with signals and a report; its result is shown. Returns the exit code."""
+    report = RunReport(app.clock, n_steps=n_steps, is_quiet=as_json and not sys.stderr.isatty())
+    with HomeLock(app.home, doing), _signals(report) as received:
+        try:
+            with closing(app.writer()) as store, report:
+                result = work(store, report)
+        except KeyboardInterrupt:
+            return _exit_code(received)
     if as_json:
         click.echo(msgspec.json.encode(result).decode())
     else:
         _summarise(result, report)
-    if result["status"] == "stopped":
-        return TERMINATED if signal.SIGTERM in received else INTERRUPTED if received else 0
-    return 0
+    return _exit_code(received) if result["status"] == "stopped" else 0
+
+
+def _train(
+    shop: sessions.Workshop,
+    store: Store,
+    record: SessionRecord,
+    text: sessions.Text,
+    report: RunReport,
+    prompt: str,
+) -> dict[str, Any]:
+    found = sessions.find_start(shop, store, record)
+    for item in found.passed_over:
+        report.say(f"checkpoint {item.id} is passed over: {item.why}")
+    if found.start.step:
+        report.say(
+            f"going on from the checkpoint of step {found.start.step}, "
+            f"{len(found.start.recorded)} steps to replay"
+        )
+    return sessions.run(shop, store, record, text, found, report, prompt)
+
+
+def _exit_code(received: list[int]) -> int:
+    """130 or 143 by the first signal; 0 without one: another process asked for the stop."""
+    if not received:
+        return 0
+    return TERMINATED if received[0] == signal.SIGTERM else INTERRUPTED
 
 
 @contextmanager
-def _stop_signals(report: RunReport) -> Iterator[list[int]]:
-    """First Ctrl-C (or SIGTERM): stop at the next step with a checkpoint. Second: end at once."""
+def _signals(report: RunReport) -> Iterator[list[int]]:
+    """First Ctrl-C (or SIGTERM): training stops at the next step with a checkpoint; what comes before
+    training is given up. Second: end at once."""
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         del frame
         received.append(number)
-        if len(received) > 1 or report.stop is None:
-            report.__exit__(None, None, None)
-            os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
-        report.say("stopping after this step, with a checkpoint; press Ctrl-C again to end at once")
+        if len(received) > 1:
+            report.restore_terminal()
+            os._exit(_exit_code(received))  # the workers end with their pipes
+        if report.stop is None:
+            raise KeyboardInterrupt
         report.stop()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -22,15 +22,23 @@ class Sampling(NamedTuple):
 
 
 async def generate_ids(
-    prompt: Sequence[int], next_logits: NextLogits, end_of_text: int, sampling: Sampling
+    prompt: Sequence[int],
+    next_logits: NextLogits,
+    end_of_text: int,
+    sampling: Sampling,
+    is_enough: Callable[[], bool],
 ) -> list[int]:
-    """Ids that follow `prompt`, up to the end of text, which is left out. Raises UserError for an empty
-    prompt."""
+    """Ids that follow `prompt`, up to the end of text, which is left out, or until `is_enough` says so.
+
+    Raises UserError for an empty prompt.
+    """
     if not prompt:
         raise UserError("the prompt is empty", fix="give at least one character")
     generator = np.random.Generator(np.random.Philox(key=sampling.seed))
     ids = list(prompt)
     for _ in range(sampling.n_tokens):
+        if is_enough():
+            break
         chosen = choose(await next_logits(ids), sampling.temperature, generator)
         if chosen == end_of_text:
             break

@@ -108,10 +108,14 @@ class LocalCluster:
             self._tasks.create_task(self._start_process(pnode, each, addresses[0].fingerprint))
             for pnode, each in zip(pnodes, credentials, strict=True)
         ]
-        for task, each in zip(starting, credentials, strict=True):
-            process = await task
-            self._watching.append(self._tasks.create_task(process.watch(on_exit)))
-            addresses.append(Address(process.pnode, process.address, fingerprint(each.cert_pem)))
+        try:
+            for task, each in zip(starting, credentials, strict=True):
+                process = await task
+                self._watching.append(self._tasks.create_task(process.watch(on_exit)))
+                addresses.append(Address(process.pnode, process.address, fingerprint(each.cert_pem)))
+        finally:
+            for task in starting:
+                task.cancel()  # those that have started stay
         self.transport.set_members(_members(addresses))
         return tuple(addresses)
 
@@ -131,20 +135,39 @@ class LocalCluster:
         self._processes.append(process)
         return process
 
+    async def killed(self, within_s: float) -> WorkerProcess | None:
+        """The first process that a signal ended, if there is one by then: its streams may break before."""
+        waiting = [asyncio.ensure_future(process.ended()) for process in self._processes]
+        if waiting:
+            await asyncio.wait(waiting, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        return next((process for process in self._processes if process.was_killed), None)
+
     async def close(self) -> None:
-        """End all PNodes and the transport."""
+        """End all PNodes and the transport. Raises what ended the PNode of this process, if something did."""
         for task in self._watching:
             task.cancel()
-        if self._local is not None:
-            driver, running, transport, compute = self._local
-            driver.stop()
-            await running
-            await transport.close()
-            compute.close()
+        for process in self._processes:
+            process.hang_up()
         for process in self._processes:
             await process.close()
-        if self.transport is not None:
-            await self.transport.close()
+        try:
+            if self._local is not None:
+                await self._close_local(*self._local)
+        finally:
+            if self.transport is not None:
+                await self.transport.close()
+
+    async def _close_local(
+        self, driver: PNodeDriver, running: asyncio.Task[None], transport: PeerTransport, compute: Compute
+    ) -> None:
+        driver.stop()
+        try:
+            await running
+        finally:
+            await transport.close()
+            compute.close()
 
 
 def _members(addresses: Sequence[Address]) -> list[Member]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,7 @@ from dcnr_app.cluster.effects import (
 )
 from dcnr_app.cluster.expectations import Expectations, why_unexpected
 from dcnr_app.cluster.messages import Address, AnyMessage, TensorHeader
+from dcnr_app.cluster.orchestrator_seams import Feed, Journal, Observer
 from dcnr_app.cluster.outbox import Outbox
 from dcnr_app.cluster.transport import HostArray, PeerTransport
 from dcnr_app.errors import (
@@ -60,7 +61,6 @@ from dcnr_app.errors import (
 from dcnr_app.ids import PNodeId
 from dcnr_app.runtime.tables import HandleTable
 
-Parts = Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
 _ERRORS: Mapping[str, type[DcnrError]] = {
     "lost": UnreachableError, "failed": PeerError, "refused": RefusedError, "diverged": DivergedError,
     "store": StoreError,
@@ -68,44 +68,18 @@ _ERRORS: Mapping[str, type[DcnrError]] = {
 _FLUSH_S = 2.0
 
 
-class Feed(Protocol):
-    """Input tensors by reference for the microbatches of a step or of the validation."""
-
-    def batch(self, step: int) -> tuple[Sequence[Mapping[str, HostArray]], Sequence[int], Sequence[int]]:
-        """(tensors per microbatch, target counts, sample ids)."""
-        ...
-
-    def validation(self) -> tuple[Sequence[Mapping[str, HostArray]], Sequence[int]]:
-        """(tensors per microbatch, target counts)."""
-        ...
-
-
-class Journal(Protocol):
-    """What must be durable; blocking. Raises StoreError."""
-
-    def commit(self, effect: AppendCommit) -> None:
-        """The commit row and its ledger rows."""
-        ...
-
-    def checkpoint(self, effect: WriteCheckpoint, parts: Parts) -> str:
-        """A checkpoint; returns its path."""
-        ...
-
-    def record(self, effect: Progress | Validated | WorkerReady) -> None:
-        """Metrics, kept unless the power fails, and facts of the PNodes."""
-        ...
-
-
-class Observer(Protocol):
-    """Who watches: called on the event loop, must return at once."""
-
-    def worker_ready(self, event: WorkerReady) -> None: ...
-    def progress(self, event: Progress) -> None: ...
-    def validated(self, event: Validated) -> None: ...
+class _Arrival(NamedTuple):
+    sender: PNodeId
+    message: AnyMessage
+    tensors: Mapping[str, HostArray]
 
 
 class Orchestrator:
-    """One session's driver. Implements the transport's Receiver."""
+    """One session's driver. Implements the transport's Receiver.
+
+    What arrives from outside waits in line for one task of `run`, so that an error in the core ends the run
+    with its own words, and not the stream on which a message happened to come.
+    """
 
     def __init__(
         self,
@@ -126,11 +100,14 @@ class Orchestrator:
         self._observer = observer
         self._clock = clock
         self._state: CoordinatorState | None = None
+        self._arrivals: asyncio.Queue[_Arrival | Lost | StopRequested] = asyncio.Queue()
         self._queue: asyncio.Queue[CoordinatorEffect | None] = asyncio.Queue()
         self._outbox: Outbox | None = None
         self._trained: asyncio.Future[Trained] | None = None
         self._answers: dict[int, asyncio.Future[np.ndarray[Any, Any]]] = {}
         self._next_request = 0
+        self._cause: DcnrError | None = None
+        self._failure: DcnrError | None = None
 
     async def run(
         self,
@@ -142,33 +119,40 @@ class Orchestrator:
 
         Raises the error class that fits what went wrong, naming the PNode or step.
         """
-        loop = asyncio.get_running_loop()
-        self._trained = loop.create_future()
+        self._trained = asyncio.get_running_loop().create_future()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="store") as thread:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     self._outbox = Outbox(transport, tasks, self.lost)
+                    self._state, effects = coordinator.start(self._job, tuple(members))
                     working = tasks.create_task(self._work_all(thread))
+                    taking = tasks.create_task(self._take_all())
                     try:
-                        self._state, effects = coordinator.start(self._job, tuple(members))
                         self._carry_out_all(effects)
                         trained = await self._trained
                         await while_at_rest(trained)
                     finally:
-                        self._carry_out_all(coordinator.leave(self._state) if self._state else ())
+                        self._carry_out_all(coordinator.leave(self._state))
                         self._queue.put_nowait(None)
                         await self._outbox.flush(_FLUSH_S)
-                    await working
+                        # What was committed is written down, also when the session fails.
+                        await asyncio.wait({working})
+                        taking.cancel()
             except* DcnrError as group:
                 raise first_error(group) from None
         return trained
 
     def stop(self) -> None:
         """End at the next step boundary, with a checkpoint."""
-        self._take(StopRequested())
+        self._arrivals.put_nowait(StopRequested())
 
     async def logits(self, inputs: Mapping[str, HostArray], row: int) -> np.ndarray[Any, Any]:
-        """Logits (V,) after position `row` of sequence 0, for input tensors by reference."""
+        """Logits (V,) after position `row` of sequence 0, for input tensors by reference.
+
+        Raises what `run` would raise if a PNode is lost.
+        """
+        if self._failure is not None:
+            raise self._failure
         self._next_request += 1
         answer = asyncio.get_running_loop().create_future()
         self._answers[self._next_request] = answer
@@ -186,11 +170,11 @@ class Orchestrator:
 
     def deliver(self, sender: PNodeId, message: AnyMessage, tensors: Mapping[str, HostArray]) -> None:
         """Take a message."""
-        self._take(Received(sender, message, {name: self._put(tensor) for name, tensor in tensors.items()}))
+        self._arrivals.put_nowait(_Arrival(sender, message, tensors))
 
     def lost(self, peer: PNodeId, reason: str) -> None:
         """A PNode's streams broke, or its process ended."""
-        self._take(Lost(peer, reason))
+        self._arrivals.put_nowait(Lost(peer, reason))
 
     # ---- effects
 
@@ -200,9 +184,18 @@ class Orchestrator:
     def _get(self, handles: Handles) -> dict[str, HostArray]:
         return {name: self._handles.get(handle) for name, handle in handles.items()}
 
+    async def _take_all(self) -> None:
+        while True:
+            arrival = await self._arrivals.get()
+            if isinstance(arrival, _Arrival):
+                handles = {name: self._put(tensor) for name, tensor in arrival.tensors.items()}
+                self._take(Received(arrival.sender, arrival.message, handles))
+            else:
+                self._take(arrival)
+
     def _take(self, event: Input) -> None:
         if self._state is None:
-            return
+            raise InvariantError("the session has not begun")
         self._state, effects = coordinator.step(self._state, event, self._clock.monotonic_ms())
         self._carry_out_all(effects)
 
@@ -228,7 +221,10 @@ class Orchestrator:
                 self._observer.validated(effect)
                 self._queue.put_nowait(effect)
             case Deliver(request, logits):
-                self._answers.pop(request).set_result(np.asarray(self._handles.take(logits)).reshape(-1))
+                row = np.asarray(self._handles.take(logits)).reshape(-1)
+                answer = self._answers.pop(request)
+                if not answer.done():
+                    answer.set_result(row)
             case Trained():
                 self._conclude(effect)
             case SessionFailed():
@@ -242,7 +238,9 @@ class Orchestrator:
 
     def _fail(self, effect: SessionFailed) -> None:
         fix = f"dcnr-app session resume {self._job.session}"
-        error = _ERRORS[effect.kind](effect.what, where=effect.where, fix=fix)
+        # What the store or the feed said itself has the reason too.
+        error = self._cause or _ERRORS[effect.kind](effect.what, where=effect.where, fix=fix)
+        self._failure = self._failure or error
         for future in (self._trained, *self._answers.values()):
             if future is not None and not future.done():
                 future.set_exception(error)
@@ -278,6 +276,7 @@ class Orchestrator:
                     parts = {name: self._get(slots) for name, slots in effect.parts.items()}
                     return CheckpointWritten(self._journal.checkpoint(effect, parts))
         except DcnrError as error:
+            self._cause = error
             return TaskFailed(error.what, error.where)
 
     def _record(self, effect: Progress | Validated | WorkerReady) -> None:

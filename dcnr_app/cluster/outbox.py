@@ -27,9 +27,12 @@ class Outbox:
         self._on_failure = on_failure
         self._queues: dict[PNodeId, asyncio.Queue[_Item | None]] = {}
         self._senders: list[asyncio.Task[None]] = []
+        self._is_closed = False
 
     def post(self, to: PNodeId, message: AnyMessage, tensors: Mapping[str, HostArray]) -> None:
-        """Queue a message; returns at once."""
+        """Queue a message; returns at once. After `flush` or `cancel` nothing is sent any more."""
+        if self._is_closed:
+            return
         if to not in self._queues:
             self._queues[to] = asyncio.Queue()
             self._senders.append(self._tasks.create_task(self._send_all(to, self._queues[to])))
@@ -43,10 +46,11 @@ class Outbox:
             try:
                 await self._transport.send(to, *item)
             except PeerError as error:
-                self._on_failure(to, error.what)
+                self._on_failure(to, error.why or error.what)
 
     async def flush(self, timeout_s: float) -> None:
         """Send what is queued, then end; gives up after `timeout_s` seconds."""
+        self._is_closed = True
         for queue in self._queues.values():
             queue.put_nowait(None)
         if self._senders:
@@ -55,5 +59,6 @@ class Outbox:
 
     def cancel(self) -> None:
         """End now; what is queued is not sent."""
+        self._is_closed = True
         for sender in self._senders:
             sender.cancel()

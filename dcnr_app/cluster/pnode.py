@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,16 +22,19 @@ from dcnr_app.cluster.effects import (
     Leave,
     Lost,
     Measured,
+    Outcome,
     Received,
     Release,
     Send,
+    TaskFailed,
     WorkerEffect,
 )
 from dcnr_app.cluster.expectations import Expectations, expectations_of, why_unexpected
-from dcnr_app.cluster.messages import AnyMessage, Configure, TensorHeader
+from dcnr_app.cluster.messages import AnyMessage, Configure, Failed, Refused, TensorHeader
 from dcnr_app.cluster.outbox import Outbox
 from dcnr_app.cluster.transport import HostArray, Member, PeerTransport
 from dcnr_app.cluster.worker_state import WorkerState
+from dcnr_app.errors import DcnrError, PeerError
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 from dcnr_app.nodes.graph.network import decode_network
 from dcnr_app.nodes.registry import Registry
@@ -45,9 +48,18 @@ def role_of(pnode: PNodeId) -> str:
     return "orchestrator" if pnode == ORCHESTRATOR else "worker"
 
 
+class _Arrival(NamedTuple):
+    sender: PNodeId
+    message: AnyMessage
+    tensors: Mapping[str, HostArray]
+
+
 class PNodeDriver:
-    """One worker: implements the transport's Receiver; `run` lasts until the orchestrator is gone or
-    `stop`."""
+    """One worker: implements the transport's Receiver; `run` lasts until the orchestrator is gone or `stop`.
+
+    What arrives waits in line for one task of `run`, so that an error in the core is told to the
+    orchestrator, and does not break the stream on which a message happened to come.
+    """
 
     def __init__(
         self,
@@ -65,23 +77,36 @@ class PNodeDriver:
         self._clock = clock
         self._state = WorkerState(pnode)
         self._expected: Expectations | None = None
+        self._arrivals: asyncio.Queue[_Arrival | Lost] = asyncio.Queue()
         self._queue: asyncio.Queue[ComputeEffect | None] = asyncio.Queue()
         self._outbox: Outbox | None = None
         self._ended = asyncio.Event()
         self._started = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until the orchestrator is lost or `stop` is called."""
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute") as thread:
-            async with asyncio.TaskGroup() as tasks:
-                self._outbox = Outbox(self._transport, tasks, self._peer_failed)
-                computing = tasks.create_task(self._compute_all(thread))
-                self._started.set()
-                await self._ended.wait()
-                self._queue.put_nowait(None)
-                await self._outbox.flush(_FLUSH_S)
-                await computing
-            self._compute.leave()
+        """Serve until the orchestrator is lost or `stop` is called. What goes wrong here is told to the
+        orchestrator, then raised."""
+        try:
+            with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute") as thread:
+                try:
+                    await self._serve(thread)
+                except BaseExceptionGroup as group:
+                    await self._confess(group)
+                    raise
+        finally:
+            self._compute.leave()  # the thread has ended: nobody uses the runtime any more
+
+    async def _serve(self, thread: ThreadPoolExecutor) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._outbox = Outbox(self._transport, tasks, self.lost)
+            computing = tasks.create_task(self._compute_all(thread))
+            taking = tasks.create_task(self._take_all())
+            self._started.set()
+            await self._ended.wait()
+            self._queue.put_nowait(None)
+            await self._outbox.flush(_FLUSH_S)
+            await computing
+            taking.cancel()
 
     async def started(self) -> None:
         """Wait until messages can be taken."""
@@ -100,16 +125,23 @@ class PNodeDriver:
 
     def deliver(self, sender: PNodeId, message: AnyMessage, tensors: Mapping[str, HostArray]) -> None:
         """Take a message."""
-        if isinstance(message, Configure) and sender == ORCHESTRATOR:
-            self._expected = expectations_of(
-                decode_network(message.network, self._registry), message.settings
-            )
-            peers = [
-                Member(pnode=m.pnode, address=m.address, fingerprint=m.fingerprint, role=role_of(m.pnode))
-                for m in message.members
-                if m.pnode != self._pnode
-            ]
-            self._transport.set_members(peers)
+        self._arrivals.put_nowait(_Arrival(sender, message, tensors))
+
+    def lost(self, peer: PNodeId, reason: str) -> None:
+        """A peer's streams broke."""
+        self._arrivals.put_nowait(Lost(peer, reason))
+
+    async def _take_all(self) -> None:
+        while True:
+            arrival = await self._arrivals.get()
+            if isinstance(arrival, Lost):
+                self._take(arrival)
+            elif isinstance(arrival.message, Configure) and arrival.sender == ORCHESTRATOR:
+                self._configure(arrival.message)
+            else:
+                self._receive(*arrival)
+
+    def _receive(self, sender: PNodeId, message: AnyMessage, tensors: Mapping[str, HostArray]) -> None:
         backend = self._compute.backend
         handles = {
             name: Handle(self._compute.handles.put(backend.from_host(tensor)))
@@ -117,18 +149,23 @@ class PNodeDriver:
         }
         self._take(Received(sender, message, handles))
 
-    def lost(self, peer: PNodeId, reason: str) -> None:
-        """A peer's streams broke."""
-        self._take(Lost(peer, reason))
-
-    def _peer_failed(self, peer: PNodeId, reason: str) -> None:
-        self._take(Lost(peer, reason))
+    def _configure(self, message: Configure) -> None:
+        """Let the core take the plan; only if it did, expect its tensors and admit its members."""
+        try:
+            network = decode_network(message.network, self._registry)
+            expected = expectations_of(network, message.settings)
+        except (msgspec.MsgspecError, DcnrError, LookupError, TypeError, ValueError) as error:
+            reason = f"its network cannot be read: {type(error).__name__}: {error}"
+            self._carry_out(Send(ORCHESTRATOR, Refused(reason=reason, tag="configure.v1")))
+            return
+        self._take(Received(ORCHESTRATOR, message))
+        if self._state.configure is message:
+            self._expected = expected
+            self._transport.set_members(_peers(message, self._pnode))
 
     # ---- effects
 
     def _take(self, event: Input) -> None:
-        if self._ended.is_set():
-            return
         self._state, effects = worker.step(self._state, event, self._clock.monotonic_ms())
         for effect in effects:
             self._carry_out(effect)
@@ -160,8 +197,49 @@ class PNodeDriver:
             effect = await self._queue.get()
             if effect is None:
                 return
-            outcome = await loop.run_in_executor(thread, self._compute.execute, effect)
+            outcome = await loop.run_in_executor(thread, self._execute, effect)
             if isinstance(outcome, Measured):
                 outcome = msgspec.structs.replace(outcome, **self._transport.totals()._asdict())
             effect_id: int = effect.id
             self._take(Finished(effect_id, outcome))
+
+    def _execute(self, effect: ComputeEffect) -> Outcome:
+        """One compute effect, on the compute thread. Whatever goes wrong is an outcome, so that it reaches
+        the person in its own words."""
+        try:
+            return self._compute.execute(effect)
+        except Exception as error:
+            logger.exception("compute_failed pnode=%s effect=%s", self._pnode, type(effect).__name__)
+            where = f"PNode {self._pnode}, {type(effect).__name__}"
+            return TaskFailed(f"{type(error).__name__}: {error}", where)
+
+    async def _confess(self, group: BaseExceptionGroup[BaseException]) -> None:
+        """Tell the orchestrator why this PNode ends."""
+        configure, error = self._state.configure, _first(group)
+        if configure is None:
+            return
+        what = error.what if isinstance(error, DcnrError) else f"{type(error).__name__}: {error}"
+        message = Failed(
+            session=configure.session,
+            generation=configure.generation,
+            what=what,
+            where=f"PNode {self._pnode}",
+        )
+        try:
+            async with asyncio.timeout(_FLUSH_S):
+                await self._transport.send(ORCHESTRATOR, message, {})
+        except (PeerError, TimeoutError) as unsent:
+            logger.warning("not_told pnode=%s why=%s", self._pnode, unsent)
+
+
+def _peers(message: Configure, own: PNodeId) -> list[Member]:
+    return [
+        Member(pnode=m.pnode, address=m.address, fingerprint=m.fingerprint, role=role_of(m.pnode))
+        for m in message.members
+        if m.pnode != own
+    ]
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found

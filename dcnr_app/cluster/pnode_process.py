@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import BinaryIO
 
 import msgspec
@@ -20,11 +21,10 @@ from dcnr_app.cluster.pnode import PNodeDriver, role_of
 from dcnr_app.cluster.processes import Bootstrap, Listening
 from dcnr_app.cluster.transport import Member
 from dcnr_app.engine.backend import Backend
-from dcnr_app.errors import PeerError
+from dcnr_app.errors import DcnrError, PeerError, first_error
 from dcnr_app.ids import ORCHESTRATOR
 from dcnr_app.nodes.registry import Registry
 
-logger = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0002  # a busy interpreter else makes a hop wait 5 ms for the event loop
 _GRACE_S = 1.0
 
@@ -40,14 +40,20 @@ def run_pnode_process(
     """Serve as the PNode that the first line of `stdin` describes, until the pipe ends or the orchestrator
     leaves.
 
-    Raises PeerError if that line is not a Bootstrap.
+    Raises PeerError if that line is not a Bootstrap, and what ended the PNode if something did.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    line = stdin.readline()
+    if not line:
+        return  # the parent ended before it could say anything
     try:
-        bootstrap = msgspec.json.decode(stdin.readline(), type=Bootstrap)
-    except msgspec.DecodeError as error:
+        bootstrap = msgspec.json.decode(line, type=Bootstrap)
+    except msgspec.MsgspecError as error:
         raise PeerError("this command is started by an orchestrator, not by hand", why=str(error)) from error
-    asyncio.run(_serve(bootstrap, stdin, stdout, registry, make_backend, clock))
+    try:
+        asyncio.run(_serve(bootstrap, stdin, stdout, registry, make_backend, clock))
+    except* DcnrError as group:
+        raise first_error(group) from None
 
 
 async def _serve(
@@ -77,13 +83,17 @@ async def _serve(
         role=role_of(ORCHESTRATOR),
     )
     transport.set_members([known])
-    running = asyncio.ensure_future(driver.run())
-    await driver.started()
-    stdout.write(msgspec.json.encode(Listening(address, os.getpid())) + b"\n")
-    stdout.flush()
-    await running
-    await transport.close()
-    compute.close()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(driver.run())
+            await driver.started()
+            line = msgspec.json.encode(Listening(address, os.getpid())) + b"\n"
+            with suppress(BrokenPipeError):  # the parent is gone: the other pipe says so too
+                os.write(stdout.fileno(), line)
+            await running
+    finally:
+        await transport.close()
+        compute.close()
 
 
 def _end_with_pipe(stdin: BinaryIO, loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
@@ -95,9 +105,9 @@ def _end_with_pipe(stdin: BinaryIO, loop: asyncio.AbstractEventLoop, stop: Calla
     def wait_for_end() -> None:
         while os.read(descriptor, 4096):  # not stdin.read: its lock would hang the interpreter's end
             pass
-        timer = threading.Timer(_GRACE_S, os._exit, (3,))  # a long kernel must not keep the process alive
-        timer.daemon = True
-        timer.start()
-        loop.call_soon_threadsafe(stop)
+        with suppress(RuntimeError):  # the loop is closed: the session ended, and this process is ending
+            loop.call_soon_threadsafe(stop)
+        time.sleep(_GRACE_S)
+        os._exit(3)  # a long kernel must not keep the process alive
 
     threading.Thread(target=wait_for_end, name="parent-pipe", daemon=True).start()

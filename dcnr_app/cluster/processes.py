@@ -4,8 +4,10 @@ IO."""
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -45,27 +47,44 @@ class WorkerProcess:
         self.address = listening.address
         self.pid = listening.pid
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it (always False on Windows, which has none)."""
+        return self._process.returncode is not None and self._process.returncode < 0
+
     async def watch(self, on_exit: Callable[[PNodeId, str], None]) -> None:
         """Tell when the process ends."""
-        code = await self._process.wait()
-        on_exit(self.pnode, f"its process {self.pid} ended with code {code}")
+        await self._process.wait()
+        on_exit(self.pnode, self.how_it_ended())
 
-    async def close(self) -> None:
-        """Close the pipe, which ends the child; kill it if it does not end in time."""
+    async def ended(self) -> None:
+        """Wait for the end."""
+        await self._process.wait()
+
+    def how_it_ended(self) -> str:
+        """For people: by which signal, or with which exit code."""
+        return f"its process {self.pid} {_ending(self._process.returncode)}"
+
+    def hang_up(self) -> None:
+        """Close the pipe: the child ends by itself."""
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+    async def close(self) -> None:
+        """Hang up and wait; kill the child if it does not end in time."""
+        self.hang_up()
         try:
             async with asyncio.timeout(_EXIT_S):
                 await self._process.wait()
         except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            await _kill(self._process)
 
 
 async def start_worker(bootstrap: Bootstrap, environment: Mapping[str, str]) -> WorkerProcess:
     """Start a PNode process with this whole environment and wait until it listens.
 
-    Raises PeerError if it ends before that, DeadlineError if it takes over a minute.
+    Raises PeerError if it ends before that or says something else, DeadlineError if it takes over a minute;
+    then, and when this is cancelled, no process is left.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -77,18 +96,46 @@ async def start_worker(bootstrap: Bootstrap, environment: Mapping[str, str]) -> 
         env=dict(environment),
         start_new_session=True,  # the terminal's Ctrl-C is for the orchestrator alone
     )
-    if process.stdin is None or process.stdout is None:
-        raise PeerError(f"PNode {bootstrap.pnode} has no pipes")
-    process.stdin.write(msgspec.json.encode(bootstrap) + b"\n")
-    await process.stdin.drain()
     try:
         async with asyncio.timeout(_START_S):
-            line = await process.stdout.readline()
+            listening = await _introduce(process, bootstrap)
     except TimeoutError:
-        process.kill()
-        await process.wait()
+        await _kill(process)
         raise DeadlineError(f"PNode {bootstrap.pnode} did not start within {_START_S:.0f} s") from None
+    except BaseException:  # a cancellation too must leave no process
+        await _kill(process)
+        raise
+    return WorkerProcess(process, bootstrap.pnode, listening)
+
+
+async def _introduce(process: asyncio.subprocess.Process, bootstrap: Bootstrap) -> Listening:
+    if process.stdin is None or process.stdout is None:
+        raise PeerError(f"PNode {bootstrap.pnode} has no pipes")
+    line = b""
+    with suppress(BrokenPipeError, ConnectionResetError):  # it has ended: its exit code says more
+        process.stdin.write(msgspec.json.encode(bootstrap) + b"\n")
+        await process.stdin.drain()
+        line = await process.stdout.readline()
     if not line:
         code = await process.wait()
-        raise PeerError(f"PNode {bootstrap.pnode} ended with code {code} before it could be reached")
-    return WorkerProcess(process, bootstrap.pnode, msgspec.json.decode(line, type=Listening))
+        raise PeerError(f"PNode {bootstrap.pnode} {_ending(code)} before it could be reached")
+    try:
+        return msgspec.json.decode(line, type=Listening)
+    except msgspec.MsgspecError as error:
+        raise PeerError(
+            f"PNode {bootstrap.pnode} did not say where it listens", why=f"it said {line[:200]!r}: {error}"
+        ) from error
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "has not ended"
+    if code >= 0:
+        return f"ended with code {code}"
+    return f"was killed by {signal.strsignal(-code) or 'signal'} ({-code})"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dcnr_app.cluster.journal import read_decisions, read_validations
-from dcnr_app.cluster.session import RunOutcome
+from dcnr_app.cluster.outcome import RunOutcome
 from dcnr_app.store.store import Store
 
 

@@ -6,8 +6,8 @@ Knows no command line and builds no store or backend: app.py hands them in.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,30 +15,41 @@ import msgspec
 import numpy as np
 
 from dcnr_app.clock import Clock
-from dcnr_app.cluster.coordinator_state import Assignment
-from dcnr_app.cluster.decision import Decision, LossScale
-from dcnr_app.cluster.effects import Handle, Handles, Progress, Trained, Validated, WorkerReady
+from dcnr_app.cluster.decision import Decision
+from dcnr_app.cluster.effects import Progress, Trained, Validated, WorkerReady
 from dcnr_app.cluster.expectations import expectations_of
-from dcnr_app.cluster.feeds import SessionFeed, outside_references
-from dcnr_app.cluster.generation import Sampling, generate_ids
-from dcnr_app.cluster.local_cluster import LOCAL, ClusterSettings, LocalCluster, worker_ids
+from dcnr_app.cluster.feeds import SessionFeed
+from dcnr_app.cluster.generation import generate_ids
+from dcnr_app.cluster.job import SessionJob, StartPoint, assignment_for, plan_for
+from dcnr_app.cluster.local_cluster import ClusterSettings, LocalCluster
 from dcnr_app.cluster.messages import GradientsReady
-from dcnr_app.cluster.orchestrator import Journal, Orchestrator, Parts
-from dcnr_app.cluster.placement import assign
+from dcnr_app.cluster.orchestrator import Orchestrator
+from dcnr_app.cluster.orchestrator_seams import Journal
+from dcnr_app.cluster.outcome import PNodeFacts, RunOutcome, pnode_facts
 from dcnr_app.cluster.plan import Plan
-from dcnr_app.cluster.schedule import build_plan
 from dcnr_app.cluster.transport import LinkTotals
 from dcnr_app.engine.backend import Backend
-from dcnr_app.errors import DcnrError, InvariantError, first_error
-from dcnr_app.ids import ORCHESTRATOR, PNodeId, SessionId
-from dcnr_app.nodes.graph.analysis import network_parameters
-from dcnr_app.nodes.graph.network import Network, encode_network
-from dcnr_app.nodes.graph.training import TrainingSettings
+from dcnr_app.errors import DcnrError, InvariantError, PeerError, UnreachableError, first_error
+from dcnr_app.ids import ORCHESTRATOR, PNodeId
+from dcnr_app.nodes.graph.network import Network
 from dcnr_app.nodes.registry import Registry
 from dcnr_app.runtime.tables import HandleTable
 
+__all__ = [
+    "RunOutcome",
+    "SessionJob",
+    "SessionTools",
+    "StartPoint",
+    "TextCoder",
+    "Watcher",
+    "plan_for",
+    "run_session",
+]
+
 HostArray = np.ndarray[Any, Any]
 _STOP_POLL_S = 0.5
+# The streams with a killed process can break before the system tells that it has ended.
+_DEATH_S = 1.0
 
 
 class TextCoder(Protocol):
@@ -48,57 +59,6 @@ class TextCoder(Protocol):
     def end_of_text(self) -> int: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
-
-
-class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where training starts: the state after `step`, and the decisions made after it in an earlier run."""
-
-    step: int = 0
-    t: int = 0
-    scale: LossScale = LossScale()
-    parts: Parts = {}
-    recorded: Mapping[int, Decision] = {}
-    validated: frozenset[int] = frozenset()
-    device_class: str = ""
-
-
-class SessionJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a session. `generation` is higher than that of all its earlier runs."""
-
-    session: SessionId
-    generation: int
-    network: Network
-    settings: TrainingSettings
-    context: int = 1
-    start: StartPoint = StartPoint()
-    prompt: str = "def "
-    sampling: Sampling = Sampling(n_tokens=120, temperature=0.7, seed=0)
-
-
-class PNodeFacts(msgspec.Struct, kw_only=True):
-    """One process of the run, for people and for `--json`."""
-
-    pnode: PNodeId
-    pid: int
-    role: str
-    vnodes: list[str]
-    parameters: int
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    compute_ms: float = 0.0
-    device_class: str = ""
-
-
-class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did; losses and validations of earlier runs are in the store."""
-
-    is_stopped: bool
-    step: int
-    committed_tokens: int
-    train_s: float
-    max_in_flight: int
-    pnodes: tuple[PNodeFacts, ...]
-    sample: str
 
 
 class Watcher(Protocol):
@@ -112,7 +72,8 @@ class Watcher(Protocol):
     def validated(self, step: int, loss: float) -> None: ...
     def sampling(self) -> None: ...
     def stoppable(self, stop: Callable[[], None]) -> None:
-        """`stop` ends the run at the next step boundary, with a checkpoint."""
+        """`stop`, to be called on the event loop, ends the run at the next step boundary, with a checkpoint;
+        before training began, at once."""
         ...
 
 
@@ -130,21 +91,12 @@ class SessionTools(msgspec.Struct, frozen=True, kw_only=True):
     orchestrator_pid: int
 
 
-def plan_for(job: SessionJob, n_workers: int) -> Plan:
-    """Placement and task order. Raises InvalidError if the network cannot be spread over so many workers."""
-    pnodes = worker_ids(n_workers)
-    assignment = assign(job.network, job.settings.rows, pnodes)
-    return build_plan(job.network, assignment, pnodes, job.settings, generation=job.generation)
-
-
 async def run_session(
     job: SessionJob, tools: SessionTools, watcher: Watcher, stop_file: Path | None
 ) -> RunOutcome:
     """Run to the end or to a requested stop (by `stop_file` too). Raises what went wrong, with PNode or
     step."""
-    plan = plan_for(job, tools.cluster.n_workers)
-    watcher.planned(job.network, plan)
-    run = _Run(job, plan, tools, watcher)
+    run = _Run(job, plan_for(job, tools.cluster.n_workers), tools, watcher)
     try:
         async with asyncio.TaskGroup() as tasks:
             cluster = LocalCluster(
@@ -154,20 +106,13 @@ async def run_session(
                 clock=tools.clock,
                 tasks=tasks,
             )
-            waiting: asyncio.Task[None] | None = None
+            stopping = asyncio.Event()
+            watcher.stoppable(stopping.set)
+            asked = tasks.create_task(_until_asked(stopping, stop_file))
             try:
-                members = await cluster.start(run.orchestrator, run.orchestrator.lost)
-                watcher.stoppable(run.orchestrator.stop)
-                if stop_file is not None:
-                    waiting = tasks.create_task(_stop_when_asked(stop_file, run.orchestrator.stop))
-                transport = cluster.transport
-                if transport is None:
-                    raise InvariantError("the cluster started without a transport")
-                await run.orchestrator.run(transport, members, run.rest)
-                run.totals = transport.totals()
+                await run.go(cluster, tasks, asked)
             finally:
-                if waiting is not None:
-                    waiting.cancel()
+                asked.cancel()
                 await cluster.close()
     except* DcnrError as group:
         raise first_error(group) from None
@@ -188,11 +133,12 @@ class _Run:
         self._trained = Trained(job.start.step, stopped=False)
         self._sample = ""
         self._waiting = set(plan.pnodes)
-        self._facts = _pnode_facts(job.network, plan)
-        self.totals = LinkTotals(0, 0)
+        self._facts = pnode_facts(job.network, plan)
+        self._totals = LinkTotals(0, 0)
+        self._is_asked_to_stop = False
         handles = HandleTable()
-        self.orchestrator = Orchestrator(
-            job=_assignment(job, plan, handles),
+        self._orchestrator = Orchestrator(
+            job=assignment_for(job, plan, handles),
             handles=handles,
             expected=expectations_of(job.network, job.settings),
             feed=tools.feed,
@@ -200,6 +146,37 @@ class _Run:
             observer=self,
             clock=tools.clock,
         )
+        watcher.planned(job.network, plan)
+
+    async def go(self, cluster: LocalCluster, tasks: asyncio.TaskGroup, asked: asyncio.Task[None]) -> None:
+        """Start the PNodes, train, write a sample; less of it if `asked` ends before."""
+        starting = tasks.create_task(cluster.start(self._orchestrator, self._orchestrator.lost))
+        await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            self._trained = Trained(self._job.start.step, stopped=True)
+            return
+        members = await starting
+        asked.add_done_callback(self._stop)
+        transport = cluster.transport
+        if transport is None:
+            raise InvariantError("the cluster started without a transport")
+        try:
+            await self._orchestrator.run(transport, members, self._rest)
+        except (UnreachableError, PeerError) as error:
+            # Which of its peers tells first that a process was killed is chance; what the system says is not.
+            killed = await cluster.killed(_DEATH_S)
+            if killed is None:
+                raise
+            what = f"lost PNode {killed.pnode}: {killed.how_it_ended()}"
+            raise UnreachableError(what, where=killed.pnode, fix=error.fix) from error
+        self._totals = transport.totals()
+
+    def _stop(self, asked: asyncio.Task[None]) -> None:
+        if not asked.cancelled():
+            self._is_asked_to_stop = True
+            self._orchestrator.stop()
 
     # ---- the orchestrator's Observer
 
@@ -226,21 +203,27 @@ class _Run:
         """A validation loss is known."""
         self._watcher.validated(event.step, event.loss)
 
-    async def rest(self, trained: Trained) -> None:
+    async def _rest(self, trained: Trained) -> None:
         """Training is over: write a sample, unless the person wants to leave."""
         self._trained = trained
         self._train_ms = self._tools.clock.monotonic_ms() - self._started_ms
-        if trained.stopped or not self._job.sampling.n_tokens or "logits" not in self._job.network.outputs:
+        if (
+            self._is_asked_to_stop
+            or not self._job.sampling.n_tokens
+            or "logits" not in self._job.network.outputs
+        ):
             return
         self._watcher.sampling()
         coder, feed, settings = self._tools.coder, self._tools.feed, self._job.settings
 
         async def next_logits(ids: Sequence[int]) -> HostArray:
             tensors, row = feed.prompt(ids, settings.rows, self._job.context)
-            return await self.orchestrator.logits(tensors, row)
+            return await self._orchestrator.logits(tensors, row)
 
         prompt = coder.encode(self._job.prompt)
-        ids = await generate_ids(prompt, next_logits, coder.end_of_text, self._job.sampling)
+        ids = await generate_ids(
+            prompt, next_logits, coder.end_of_text, self._job.sampling, lambda: self._is_asked_to_stop
+        )
         self._sample = self._job.prompt + coder.decode(ids)
 
     def outcome(self) -> RunOutcome:
@@ -251,8 +234,8 @@ class _Run:
             role="orchestrator",
             vnodes=[],
             parameters=0,
-            bytes_sent=self.totals.bytes_sent,
-            bytes_received=self.totals.bytes_received,
+            bytes_sent=self._totals.bytes_sent,
+            bytes_received=self._totals.bytes_received,
         )
         pnodes = tuple(self._facts.values())
         if self._tools.cluster.n_workers:
@@ -268,56 +251,10 @@ class _Run:
         )
 
 
-async def _stop_when_asked(stop_file: Path, stop: Callable[[], None]) -> None:
-    """Another process asks for a stop by making a file: that needs no port and works on every system."""
-    while not stop_file.exists():
-        await asyncio.sleep(_STOP_POLL_S)
-    stop()
-
-
-def _pnode_facts(network: Network, plan: Plan) -> dict[PNodeId, PNodeFacts]:
-    """Facts of the PNodes that hold VNodes. The one in the orchestrator's own process has its role."""
-    facts = {
-        pnode: PNodeFacts(pnode=pnode, pid=0, role=role, vnodes=[], parameters=0)
-        for pnode, role in ((p, "orchestrator" if p == LOCAL else "worker") for p in plan.pnodes)
-    }
-    for node in network.nodes:
-        if not node.vnode.is_host:
-            facts[plan.assignment[node.name]].vnodes.append(node.name)
-    for parameter in network_parameters(network).values():
-        facts[plan.assignment[parameter.sites[0][0]]].parameters += math.prod(parameter.spec.shape)
-    return facts
-
-
-def _assignment(job: SessionJob, plan: Plan, handles: HandleTable) -> Assignment:
-    start = job.start
-    return Assignment(
-        session=job.session,
-        plan=plan,
-        network=encode_network(job.network),
-        settings=job.settings,
-        inputs=outside_references(job.network, plan),
-        resume_step=start.step,
-        t=start.t,
-        scale=start.scale,
-        recorded=start.recorded,
-        checked_device_class=start.device_class,
-        validated=start.validated,
-        loads=_loads(job, plan, handles),
-    )
-
-
-def _loads(job: SessionJob, plan: Plan, handles: HandleTable) -> dict[PNodeId, dict[str, Handles]]:
-    """What each PNode must load: owners take all slots, other sites of shared parameters the weight."""
-    if not job.start.parts:
-        return {}
-    loads: dict[PNodeId, dict[str, Handles]] = {pnode: {} for pnode in plan.pnodes}
-    for name, parameter in network_parameters(job.network).items():
-        slots = {slot: Handle(handles.put(tensor)) for slot, tensor in job.start.parts[name].items()}
-        owner = plan.assignment[parameter.sites[0][0]]
-        loads[owner][name] = slots
-        for node, _ in parameter.sites:
-            pnode = plan.assignment[node]
-            if pnode != owner:
-                loads[pnode][name] = {"weight": slots["weight"]}
-    return loads
+async def _until_asked(stopping: asyncio.Event, stop_file: Path | None) -> None:
+    """Wait until `stopping` is set, or until another process asks by making the stop file: that needs no port
+    and works on every system."""
+    while not stopping.is_set() and not (stop_file is not None and stop_file.exists()):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if stop_file is None else _STOP_POLL_S):
+                await stopping.wait()
