@@ -9,24 +9,26 @@ from collections.abc import Callable, Mapping
 from dcnr_app.clock import Clock
 from dcnr_app.cluster.effects import (
     ApplyDecision,
-    BackwardDone,
-    Captured,
     CaptureState,
     CollectSites,
+    Measure,
+    Prepare,
+    RunBackward,
+    RunForward,
+    StoreParameter,
+)
+from dcnr_app.cluster.inputs import (
+    BackwardDone,
+    Captured,
     DecisionApplied,
     Done,
     ForwardDone,
     Handle,
     Handles,
-    Measure,
     Measured,
     Outcome,
-    Prepare,
     Prepared,
-    RunBackward,
-    RunForward,
     SitesDone,
-    StoreParameter,
     TaskFailed,
 )
 from dcnr_app.cluster.messages import Norm

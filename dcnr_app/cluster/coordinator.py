@@ -21,10 +21,14 @@ from dcnr_app.cluster.coordinator_state import (
     release_loads,
 )
 from dcnr_app.cluster.effects import (
-    BatchReady,
-    CheckpointWritten,
     CoordinatorEffect,
     Deliver,
+    Send,
+    WorkerReady,
+)
+from dcnr_app.cluster.inputs import (
+    BatchReady,
+    CheckpointWritten,
     Done,
     Finished,
     GenerateRequested,
@@ -33,10 +37,8 @@ from dcnr_app.cluster.effects import (
     Lost,
     Outcome,
     Received,
-    Send,
     StopRequested,
     TaskFailed,
-    WorkerReady,
 )
 from dcnr_app.cluster.messages import (
     Address,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dcnr_app.cluster.coordinator_state import Capture, CoordinatorState, release, release_capture
-from dcnr_app.cluster.effects import CoordinatorEffect, Handles, WriteCheckpoint
+from dcnr_app.cluster.effects import CoordinatorEffect, WriteCheckpoint
+from dcnr_app.cluster.inputs import Handles
 from dcnr_app.errors import InvariantError
 from dcnr_app.ids import PNodeId
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dcnr_app.cluster.coordinator_state import CoordinatorState, release
-from dcnr_app.cluster.effects import BatchReady, CoordinatorEffect, Send, Validated
+from dcnr_app.cluster.effects import CoordinatorEffect, Send, Validated
+from dcnr_app.cluster.inputs import BatchReady
 from dcnr_app.cluster.messages import EvalRequest
 
 

@@ -8,7 +8,8 @@ from typing import Literal, TypedDict
 import msgspec
 
 from dcnr_app.cluster.decision import Decision, LossScale
-from dcnr_app.cluster.effects import CoordinatorEffect, Handle, Handles, Release
+from dcnr_app.cluster.effects import CoordinatorEffect, Release
+from dcnr_app.cluster.inputs import Handle, Handles
 from dcnr_app.cluster.messages import GradientsReady
 from dcnr_app.cluster.plan import Plan
 from dcnr_app.ids import PNodeId, SessionId

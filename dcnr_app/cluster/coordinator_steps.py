@@ -8,7 +8,6 @@ from dcnr_app.cluster.coordinator_state import CoordinatorState, drop_everything
 from dcnr_app.cluster.decision import Decision, decide, scale_after
 from dcnr_app.cluster.effects import (
     AppendCommit,
-    BatchReady,
     CoordinatorEffect,
     LoadBatch,
     LoadValidation,
@@ -17,6 +16,7 @@ from dcnr_app.cluster.effects import (
     SessionFailed,
     Trained,
 )
+from dcnr_app.cluster.inputs import BatchReady
 from dcnr_app.cluster.messages import Commit, GradientsReady, Norm, TrainRequest
 from dcnr_app.errors import InvariantError
 from dcnr_app.ids import PNodeId

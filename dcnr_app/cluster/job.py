@@ -8,9 +8,9 @@ import msgspec
 
 from dcnr_app.cluster.coordinator_state import Assignment
 from dcnr_app.cluster.decision import Decision, LossScale
-from dcnr_app.cluster.effects import Handle, Handles
 from dcnr_app.cluster.feeds import outside_references
 from dcnr_app.cluster.generation import Sampling
+from dcnr_app.cluster.inputs import Handle, Handles
 from dcnr_app.cluster.local_cluster import worker_ids
 from dcnr_app.cluster.orchestrator_seams import Parts
 from dcnr_app.cluster.placement import assign

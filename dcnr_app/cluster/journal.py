@@ -10,7 +10,13 @@ import numpy as np
 
 from dcnr_app.clock import Clock
 from dcnr_app.cluster.decision import Decision
-from dcnr_app.cluster.effects import AppendCommit, Progress, Validated, WorkerReady, WriteCheckpoint
+from dcnr_app.cluster.effects import (
+    AppendCommit,
+    Progress,
+    Validated,
+    WorkerReady,
+    WriteCheckpoint,
+)
 from dcnr_app.cluster.orchestrator_seams import Parts
 from dcnr_app.errors import StoreError
 from dcnr_app.ids import SessionId

@@ -17,33 +17,35 @@ from dcnr_app.cluster import coordinator
 from dcnr_app.cluster.coordinator_state import Assignment, CoordinatorState
 from dcnr_app.cluster.effects import (
     AppendCommit,
-    BatchReady,
-    CheckpointWritten,
     CoordinatorEffect,
     Deliver,
-    Done,
-    Finished,
-    GenerateRequested,
-    Handle,
-    Handles,
-    Input,
     LoadBatch,
     LoadValidation,
-    Lost,
-    Outcome,
     Progress,
-    Received,
     Release,
     Send,
     SessionFailed,
-    StopRequested,
-    TaskFailed,
     Trained,
     Validated,
     WorkerReady,
     WriteCheckpoint,
 )
 from dcnr_app.cluster.expectations import Expectations, why_unexpected
+from dcnr_app.cluster.inputs import (
+    BatchReady,
+    CheckpointWritten,
+    Done,
+    Finished,
+    GenerateRequested,
+    Handle,
+    Handles,
+    Input,
+    Lost,
+    Outcome,
+    Received,
+    StopRequested,
+    TaskFailed,
+)
 from dcnr_app.cluster.messages import Address, AnyMessage, TensorHeader
 from dcnr_app.cluster.orchestrator_seams import Feed, Journal, Observer
 from dcnr_app.cluster.outbox import Outbox

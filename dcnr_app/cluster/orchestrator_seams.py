@@ -7,7 +7,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dcnr_app.cluster.effects import AppendCommit, Progress, Validated, WorkerReady, WriteCheckpoint
+from dcnr_app.cluster.effects import (
+    AppendCommit,
+    Progress,
+    Validated,
+    WorkerReady,
+    WriteCheckpoint,
+)
 from dcnr_app.cluster.transport import HostArray
 
 Parts = Mapping[str, Mapping[str, np.ndarray[Any, Any]]]

@@ -16,20 +16,22 @@ from dcnr_app.clock import Clock
 from dcnr_app.cluster import worker
 from dcnr_app.cluster.compute import Compute, ComputeEffect
 from dcnr_app.cluster.effects import (
+    Leave,
+    Release,
+    Send,
+    WorkerEffect,
+)
+from dcnr_app.cluster.expectations import Expectations, expectations_of, why_unexpected
+from dcnr_app.cluster.inputs import (
     Finished,
     Handle,
     Input,
-    Leave,
     Lost,
     Measured,
     Outcome,
     Received,
-    Release,
-    Send,
     TaskFailed,
-    WorkerEffect,
 )
-from dcnr_app.cluster.expectations import Expectations, expectations_of, why_unexpected
 from dcnr_app.cluster.messages import AnyMessage, Configure, Failed, Refused, TensorHeader
 from dcnr_app.cluster.outbox import Outbox
 from dcnr_app.cluster.transport import HostArray, Member, PeerTransport

@@ -16,7 +16,12 @@ import numpy as np
 
 from dcnr_app.clock import Clock
 from dcnr_app.cluster.decision import Decision
-from dcnr_app.cluster.effects import Progress, Trained, Validated, WorkerReady
+from dcnr_app.cluster.effects import (
+    Progress,
+    Trained,
+    Validated,
+    WorkerReady,
+)
 from dcnr_app.cluster.expectations import expectations_of
 from dcnr_app.cluster.feeds import SessionFeed
 from dcnr_app.cluster.generation import generate_ids

@@ -10,6 +10,13 @@ from __future__ import annotations
 
 from dcnr_app.cluster import worker_stages, worker_tasks
 from dcnr_app.cluster.effects import (
+    Leave,
+    Prepare,
+    Release,
+    Send,
+    WorkerEffect,
+)
+from dcnr_app.cluster.inputs import (
     BackwardDone,
     Captured,
     DecisionApplied,
@@ -19,18 +26,13 @@ from dcnr_app.cluster.effects import (
     Handle,
     Handles,
     Input,
-    Leave,
     Lost,
     Measured,
     Outcome,
-    Prepare,
     Prepared,
     Received,
-    Release,
-    Send,
     SitesDone,
     TaskFailed,
-    WorkerEffect,
 )
 from dcnr_app.cluster.messages import (
     AnyMessage,

@@ -9,13 +9,13 @@ from dcnr_app.cluster.effects import (
     ApplyDecision,
     CaptureState,
     CollectSites,
-    Handles,
     Measure,
     Release,
     Send,
     StoreParameter,
     WorkerEffect,
 )
+from dcnr_app.cluster.inputs import Handles
 from dcnr_app.cluster.messages import (
     Applied,
     Commit,

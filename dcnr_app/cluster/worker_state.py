@@ -6,7 +6,8 @@ from typing import Literal, TypedDict
 
 import msgspec
 
-from dcnr_app.cluster.effects import Handle, Prepared, Release, WorkerEffect
+from dcnr_app.cluster.effects import Release, WorkerEffect
+from dcnr_app.cluster.inputs import Handle, Prepared
 from dcnr_app.cluster.messages import Commit, Configure
 from dcnr_app.cluster.plan import Plan, Task
 from dcnr_app.cluster.routes import Routes, TaskKey

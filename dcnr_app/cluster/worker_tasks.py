@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dcnr_app.cluster.effects import (
-    BackwardDone,
-    ForwardDone,
-    Handle,
-    Handles,
     Release,
     RunBackward,
     RunForward,
     Send,
     WorkerEffect,
+)
+from dcnr_app.cluster.inputs import (
+    BackwardDone,
+    ForwardDone,
+    Handle,
+    Handles,
 )
 from dcnr_app.cluster.messages import (
     EvalRequest,

@@ -8,16 +8,18 @@ from typing import Any
 from dcnr_app.cluster import coordinator
 from dcnr_app.cluster.coordinator_state import Assignment
 from dcnr_app.cluster.effects import (
+    LoadBatch,
+    LoadValidation,
+    Release,
+    SessionFailed,
+)
+from dcnr_app.cluster.inputs import (
     BatchReady,
     Done,
     Finished,
     Input,
-    LoadBatch,
-    LoadValidation,
     Outcome,
     Received,
-    Release,
-    SessionFailed,
 )
 from dcnr_app.cluster.messages import (
     AnyMessage,

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from dcnr_app.cluster.effects import (
-    Handle,
     Prepare,
-    Prepared,
     Release,
     RunBackward,
     RunForward,
     Send,
 )
+from dcnr_app.cluster.inputs import Handle, Prepared
 from dcnr_app.cluster.messages import (
     AnyMessage,
 )

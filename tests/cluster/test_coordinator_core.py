@@ -9,17 +9,19 @@ import pytest
 
 from dcnr_app.cluster.effects import (
     AppendCommit,
-    BatchReady,
-    CheckpointWritten,
     Deliver,
-    Done,
-    Finished,
-    GenerateRequested,
     LoadBatch,
     SessionFailed,
     Trained,
     Validated,
     WriteCheckpoint,
+)
+from dcnr_app.cluster.inputs import (
+    BatchReady,
+    CheckpointWritten,
+    Done,
+    Finished,
+    GenerateRequested,
 )
 from dcnr_app.cluster.messages import (
     Applied,

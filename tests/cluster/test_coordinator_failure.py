@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from dcnr_app.cluster import coordinator
-from dcnr_app.cluster.effects import (
+from dcnr_app.cluster.effects import WriteCheckpoint
+from dcnr_app.cluster.inputs import (
     CheckpointWritten,
     Done,
     Finished,
     Lost,
     StopRequested,
     TaskFailed,
-    WriteCheckpoint,
 )
 from dcnr_app.cluster.messages import (
     Failed,

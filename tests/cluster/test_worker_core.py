@@ -6,16 +6,18 @@ import pytest
 
 from dcnr_app.cluster.effects import (
     ApplyDecision,
-    Captured,
     CollectSites,
+    Measure,
+    RunForward,
+    StoreParameter,
+)
+from dcnr_app.cluster.inputs import (
+    Captured,
     DecisionApplied,
     Done,
     ForwardDone,
-    Measure,
     Measured,
-    RunForward,
     SitesDone,
-    StoreParameter,
 )
 from dcnr_app.cluster.messages import (
     Applied,

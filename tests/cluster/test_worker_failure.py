@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dcnr_app.cluster.effects import (
+from dcnr_app.cluster.effects import Leave, Prepare
+from dcnr_app.cluster.inputs import (
     CheckpointWritten,
     ForwardDone,
-    Leave,
     Lost,
-    Prepare,
     TaskFailed,
 )
 from dcnr_app.cluster.messages import (

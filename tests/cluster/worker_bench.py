@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from dcnr_app.cluster import worker
-from dcnr_app.cluster.effects import (
+from dcnr_app.cluster.effects import Release
+from dcnr_app.cluster.inputs import (
     BackwardDone,
     Finished,
     ForwardDone,
@@ -17,7 +18,6 @@ from dcnr_app.cluster.effects import (
     Outcome,
     Prepared,
     Received,
-    Release,
 )
 from dcnr_app.cluster.messages import (
     AnyMessage,

@@ -13,20 +13,12 @@ from dcnr_app.cluster.compute import Compute, ComputeEffect
 from dcnr_app.cluster.coordinator_state import Assignment
 from dcnr_app.cluster.effects import (
     AppendCommit,
-    BatchReady,
-    CheckpointWritten,
     CoordinatorEffect,
     Deliver,
-    Done,
-    Finished,
-    Handle,
-    Input,
     Leave,
     LoadBatch,
     LoadValidation,
-    Outcome,
     Progress,
-    Received,
     Release,
     Send,
     SessionFailed,
@@ -37,6 +29,16 @@ from dcnr_app.cluster.effects import (
     WriteCheckpoint,
 )
 from dcnr_app.cluster.feeds import SessionFeed
+from dcnr_app.cluster.inputs import (
+    BatchReady,
+    CheckpointWritten,
+    Done,
+    Finished,
+    Handle,
+    Input,
+    Outcome,
+    Received,
+)
 from dcnr_app.cluster.messages import AnyMessage
 from dcnr_app.cluster.worker_state import WorkerState
 from dcnr_app.engine.backend import Backend

@@ -10,7 +10,8 @@ import numpy as np
 
 from dcnr_app.cluster.coordinator_state import Assignment
 from dcnr_app.cluster.decision import Decision, LossScale
-from dcnr_app.cluster.effects import AppendCommit, Handle, WriteCheckpoint
+from dcnr_app.cluster.effects import AppendCommit, WriteCheckpoint
+from dcnr_app.cluster.inputs import Handle
 from dcnr_app.ids import PNodeId
 from dcnr_app.nodes.graph.analysis import network_parameters
 from dcnr_app.nodes.graph.network import Network

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dcnr_app.cluster.effects import AppendCommit, LoadBatch, TaskFailed, WriteCheckpoint
+from dcnr_app.cluster.effects import AppendCommit, LoadBatch, WriteCheckpoint
+from dcnr_app.cluster.inputs import TaskFailed
 from dcnr_app.cluster.messages import AnyMessage, Commit, Hop, SiteGradient
 from dcnr_app.engine.backend import Backend
 from dcnr_app.ids import PNodeId

@@ -14,9 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dcnr_app.cluster.coordinator_state import Assignment
-from dcnr_app.cluster.effects import GenerateRequested, Lost, Outcome, StopRequested, WriteCheckpoint
+from dcnr_app.cluster.effects import WriteCheckpoint
 from dcnr_app.cluster.expectations import expectations_of, why_unexpected
 from dcnr_app.cluster.feeds import SessionFeed
+from dcnr_app.cluster.inputs import (
+    GenerateRequested,
+    Lost,
+    Outcome,
+    StopRequested,
+)
 from dcnr_app.cluster.messages import AnyMessage, Refused, TensorHeader
 from dcnr_app.data.source import BatchSource
 from dcnr_app.engine.backend import Backend
