@@ -165,7 +165,8 @@ class OutgoingStream:
                     await self._write_one(call, waiting, traffic)
                 except DEAD_STREAM:
                     return
-                self._line.popleft()
+                if self._line and self._line[0] is waiting:  # `end` empties the line at any time
+                    self._line.popleft()
 
     async def _write_one(self, call: Any, waiting: _Waiting, traffic: Traffic) -> None:
         for frame in frames(waiting.message):
