@@ -157,17 +157,12 @@ def run(
         start=found.start,
         prompt=prompt,
     )
-    tools = SessionTools(
-        cluster=shop.cluster,
-        registry=shop.registry,
-        make_backend=shop.make_backend,
-        clock=shop.clock,
-        feed=SessionFeed(network, cursor, backend, {"tokenizer": text.tokenizer}),
-        journal=SessionJournal(
-            store, record.session, shop.clock, _checkpoint_writer(shop, store, record, text.tokenizer)
-        ),
-        coder=text.tokenizer,
-        orchestrator_pid=shop.pid,
+    writer = _checkpoint_writer(shop, store, record, text.tokenizer)
+    tools = _tools(
+        shop,
+        SessionFeed(network, cursor, backend, {"tokenizer": text.tokenizer}),
+        SessionJournal(store, record.session, shop.clock, writer),
+        text.tokenizer,
     )
     _mark(store, record.session, status="running", pid=shop.pid, workers=worker_ids(shop.cluster.n_workers))
     try:
@@ -182,6 +177,21 @@ def run(
         stop_file.unlink(missing_ok=True)
     _conclude(store, record, "stopped" if outcome.is_stopped else "finished")
     return _result(shop, store, record, text, cursor, outcome, found)
+
+
+def _tools(
+    shop: Workshop, feed: SessionFeed, journal: SessionJournal | None, tokenizer: Tokenizer
+) -> SessionTools:
+    return SessionTools(
+        cluster=shop.cluster,
+        registry=shop.registry,
+        make_backend=shop.make_backend,
+        clock=shop.clock,
+        feed=feed,
+        journal=journal,
+        coder=tokenizer,
+        orchestrator_pid=shop.pid,
+    )
 
 
 def _conclude(store: Store, record: SessionRecord, status: Status) -> None:
@@ -269,16 +279,7 @@ def generate(shop: Workshop, checkpoint_path: Path, watcher: Watcher, prompt: st
     )
     backend = shop.make_backend(1)
     feed = SessionFeed(network, NoBatches(), backend, {"tokenizer": tokenizer})
-    tools = SessionTools(
-        cluster=shop.cluster,
-        registry=shop.registry,
-        make_backend=shop.make_backend,
-        clock=shop.clock,
-        feed=feed,
-        journal=None,
-        coder=tokenizer,
-        orchestrator_pid=shop.pid,
-    )
+    tools = _tools(shop, feed, None, tokenizer)
     try:
         return asyncio.run(run_session(job, tools, watcher, None)).sample
     finally:

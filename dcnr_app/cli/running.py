@@ -92,9 +92,9 @@ def _hold_and_run(
 ) -> int:
     """`work` under the home's lock, with signals and a report; its result is shown. Returns the exit code."""
     report = RunReport(app.clock, n_steps=n_steps, is_quiet=as_json and not sys.stderr.isatty())
-    with HomeLock(app.home, doing), _signals(report) as received:
+    with _signals(report) as received:
         try:
-            with closing(app.writer()) as store, report:
+            with HomeLock(app.home, doing), closing(app.writer()) as store, report:
                 result = work(store, report)
         except KeyboardInterrupt:
             return _exit_code(received)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 
 from dcnr_app.settings import Home
@@ -94,11 +94,11 @@ def network_text(attention: str = FUSED) -> str:
 
 def write_text(folder: Path) -> Path:
     """About 140 KB of words that repeat, in 50 documents; always the same."""
-    draw = random.Random(1)
-    words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(2, 7))) for _ in range(300)]
+    draw = np.random.default_rng(1)
+    words = ["".join(draw.choice(list("abcdefghijklmnop"), draw.integers(2, 8))) for _ in range(300)]
     folder.mkdir()
     for number in range(50):
-        lines = [" ".join(draw.choices(words, k=12)) for _ in range(40)]
+        lines = [" ".join(draw.choice(words, 12)) for _ in range(40)]
         (folder / f"document-{number:02}.txt").write_text("\n".join(lines))
     return folder
 

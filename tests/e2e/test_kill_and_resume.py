@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.e2e.conftest import LONG
@@ -48,7 +48,7 @@ def check_joined(place: Place, result: dict[str, Any], undisturbed: dict[str, An
 def test_all_killed_at_a_random_step_then_resumed_equals_the_undisturbed_run(
     place: Place, undisturbed: dict[str, Any], seed: int, before: int, after: int
 ) -> None:
-    step = random.Random(seed).randint(EVERY + 1, LONG - 5)
+    step = int(np.random.default_rng(seed).integers(EVERY + 1, LONG - 5))
     rows = killed(place, before, step)
     assert step <= len(rows) < LONG
     (listed,) = place.sessions()
