@@ -109,7 +109,8 @@ class Orchestrator:
         self._answers: dict[int, asyncio.Future[np.ndarray[Any, Any]]] = {}
         self._next_request = 0
         self._cause: DcnrError | None = None
-        self._failure: DcnrError | None = None
+        self.failure: DcnrError | None = None
+        """Why the session cannot go on, once it cannot."""
 
     async def run(
         self,
@@ -153,8 +154,8 @@ class Orchestrator:
 
         Raises what `run` would raise if a PNode is lost.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         self._next_request += 1
         answer = asyncio.get_running_loop().create_future()
         self._answers[self._next_request] = answer
@@ -242,7 +243,7 @@ class Orchestrator:
         fix = f"dcnr-app session resume {self._job.session}"
         # What the store or the feed said itself has the reason too.
         error = self._cause or _ERRORS[effect.kind](effect.what, where=effect.where, fix=fix)
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         for future in (self._trained, *self._answers.values()):
             if future is not None and not future.done():
                 future.set_exception(error)

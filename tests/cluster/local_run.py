@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from dcnr_app.cluster.schedule import build_plan
 from dcnr_app.cluster.transport import Member, Receiver
 from dcnr_app.data.source import Microbatch
 from dcnr_app.engine.reference import ReferenceBackend
+from dcnr_app.errors import DcnrError, first_error
 from dcnr_app.ids import ORCHESTRATOR, PNodeId, SessionId
 from dcnr_app.nodes.graph.load import load_network
 from dcnr_app.nodes.graph.network import Network
@@ -97,16 +98,25 @@ class MemoryJournal:
 
 
 class LocalRun:
-    """One session, its PNodes and what they leave behind. `delay_ms` holds messages back, see MemoryHub."""
+    """One session, its PNodes and what they leave behind.
+
+    `delay_ms` holds messages back, see MemoryHub; `compute` replaces the Compute of PNodes p1, p2, ….
+    """
 
     def __init__(
-        self, *, n_pnodes: int = 2, settings: TrainingSettings = SETTINGS, delay_ms: Delay | None = None
+        self,
+        *,
+        n_pnodes: int = 2,
+        settings: TrainingSettings = SETTINGS,
+        delay_ms: Delay | None = None,
+        journal: MemoryJournal | None = None,
+        compute: Mapping[str, type[Compute]] | None = None,
     ) -> None:
         self.registry = load_registry()
         self.network = tiny_network(self.registry)
         self.settings = settings
         self.plan = spread(self.network, settings, n_pnodes)
-        self.journal = MemoryJournal()
+        self.journal = journal or MemoryJournal()
         self.steps: list[tuple[float, Progress]] = []
         """Every committed step, with the time in s at which it was."""
         self.handles = HandleTable()
@@ -125,7 +135,9 @@ class LocalRun:
             clock=SystemClock(),
         )
         self.computes = {
-            pnode: Compute(pnode, self.registry, lambda: ReferenceBackend(1), SystemClock())
+            pnode: (compute or {}).get(pnode, Compute)(
+                pnode, self.registry, lambda: ReferenceBackend(1), SystemClock()
+            )
             for pnode in self.plan.pnodes
         }
         self.transports = {
@@ -135,11 +147,11 @@ class LocalRun:
             pnode: PNodeDriver(
                 pnode=pnode,
                 transport=self.transports[pnode],
-                compute=compute,
+                compute=self.computes[pnode],
                 registry=self.registry,
                 clock=SystemClock(),
             )
-            for pnode, compute in self.computes.items()
+            for pnode in self.plan.pnodes
         }
 
         self.receivers: dict[PNodeId, Receiver] = dict(self.drivers)
@@ -173,17 +185,24 @@ class LocalRun:
         ]
         for transport in self.transports.values():
             transport.set_members(members)
+        try:
+            return await self._serve(addresses, at_rest or nothing)
+        except* DcnrError as group:
+            raise first_error(group) from None
+
+    async def _serve(
+        self, addresses: list[Address], at_rest: Callable[[Trained], Awaitable[None]]
+    ) -> Trained:
         async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(driver.run()) for driver in self.drivers.values()]
             for driver in self.drivers.values():
                 await driver.started()
             try:
-                return await self.orchestrator.run(
-                    self.transports[ORCHESTRATOR], addresses, at_rest or nothing
-                )
+                return await self.orchestrator.run(self.transports[ORCHESTRATOR], addresses, at_rest)
             finally:
                 await asyncio.wait(running, timeout=2)
                 for driver in self.drivers.values():
                     driver.stop()
+                await asyncio.wait(running)
                 for transport in self.transports.values():
                     await transport.close()
