@@ -158,7 +158,8 @@ class PNodeDriver:
             expected = expectations_of(network, message.settings)
         except (msgspec.MsgspecError, DcnrError, LookupError, TypeError, ValueError) as error:
             reason = f"its network cannot be read: {type(error).__name__}: {error}"
-            self._carry_out(Send(ORCHESTRATOR, Refused(reason=reason, tag="configure.v1")))
+            refused = Refused(reason=reason, tag="configure.v1", generation=message.generation)
+            self._carry_out(Send(ORCHESTRATOR, refused))
             return
         self._take(Received(ORCHESTRATOR, message))
         if self._state.configure is message:
