@@ -11,7 +11,7 @@ ARGS :=
 .PHONY: demo test check clean
 
 demo: $(VENV)/installed
-	$(BIN)/dcnr-app demo $(ARGS)
+	@$(BIN)/dcnr-app demo $(ARGS)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -q $(ARGS)
@@ -40,12 +40,12 @@ $(VENV)/ready:
 	@touch $@
 
 $(VENV)/installed: pyproject.toml $(VENV)/ready
-	@echo "installing dcnr-app into $(VENV) …"
+	@echo "installing dcnr-app into $(VENV) …" >&2
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e .
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml $(VENV)/ready
-	@echo "installing dcnr-app and its test tools into $(VENV) …"
+	@echo "installing dcnr-app and its test tools into $(VENV) …" >&2
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(VENV)/installed
 
