@@ -148,10 +148,9 @@ class LocalCluster:
         """End all PNodes and the transport. Raises what ended the PNode of this process, if something did."""
         for task in self._watching:
             task.cancel()
-        for process in self._processes:
-            process.hang_up()
-        for process in self._processes:
-            await process.close()
+        async with asyncio.TaskGroup() as closing:
+            for process in self._processes:
+                closing.create_task(process.close())
         try:
             if self._local is not None:
                 await self._close_local(*self._local)

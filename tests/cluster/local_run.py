@@ -134,8 +134,13 @@ class LocalRun:
             observer=self,
             clock=SystemClock(),
         )
+        self._make_pnodes(compute or {})
+        self.receivers: dict[PNodeId, Receiver] = dict(self.drivers)
+        """Who takes what arrives for a PNode: a test may put itself before the driver."""
+
+    def _make_pnodes(self, compute: Mapping[str, type[Compute]]) -> None:
         self.computes = {
-            pnode: (compute or {}).get(pnode, Compute)(
+            pnode: compute.get(pnode, Compute)(
                 pnode, self.registry, lambda: ReferenceBackend(1), SystemClock()
             )
             for pnode in self.plan.pnodes
@@ -153,9 +158,6 @@ class LocalRun:
             )
             for pnode in self.plan.pnodes
         }
-
-        self.receivers: dict[PNodeId, Receiver] = dict(self.drivers)
-        """Who takes what arrives for a PNode: a test may put itself before the driver."""
 
     # ---- the orchestrator's Observer
 
