@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+_Error = TypeVar("_Error", bound=BaseException)
+
 
 class DcnrError(Exception):
     """Base of all errors of this app. `exit_code` is what the command line ends with."""
@@ -90,7 +94,7 @@ class InvariantError(DcnrError):
     """A bug of ours: something that must hold did not."""
 
 
-def first_error(group: BaseExceptionGroup[DcnrError]) -> DcnrError:
+def first_error(group: BaseExceptionGroup[_Error]) -> _Error:
     """The first error of a group, however deep: what a person is told."""
     found = group.exceptions[0]
     return first_error(found) if isinstance(found, BaseExceptionGroup) else found

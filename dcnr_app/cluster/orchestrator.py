@@ -104,6 +104,7 @@ class Orchestrator:
         self._state: CoordinatorState | None = None
         self._arrivals: asyncio.Queue[_Arrival | Lost | StopRequested] = asyncio.Queue()
         self._queue: asyncio.Queue[CoordinatorEffect | None] = asyncio.Queue()
+        self._checkpoints: asyncio.Queue[CoordinatorEffect | None] = asyncio.Queue()
         self._outbox: Outbox | None = None
         self._trained: asyncio.Future[Trained] | None = None
         self._answers: dict[int, asyncio.Future[np.ndarray[Any, Any]]] = {}
@@ -123,12 +124,18 @@ class Orchestrator:
         Raises the error class that fits what went wrong, naming the PNode or step.
         """
         self._trained = asyncio.get_running_loop().create_future()
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="store") as thread:
+        with (
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="store") as store_thread,
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint") as checkpoint_thread,
+        ):
             try:
                 async with asyncio.TaskGroup() as tasks:
                     self._outbox = Outbox(transport, tasks, self.lost)
                     self._state, effects = coordinator.start(self._job, tuple(members))
-                    working = tasks.create_task(self._work_all(thread))
+                    working = {
+                        tasks.create_task(self._work_all(self._queue, store_thread)),
+                        tasks.create_task(self._work_all(self._checkpoints, checkpoint_thread)),
+                    }
                     taking = tasks.create_task(self._take_all())
                     try:
                         self._carry_out_all(effects)
@@ -137,9 +144,10 @@ class Orchestrator:
                     finally:
                         self._carry_out_all(coordinator.leave(self._state))
                         self._queue.put_nowait(None)
+                        self._checkpoints.put_nowait(None)
                         await self._outbox.flush(_FLUSH_S)
                         # What was committed is written down, also when the session fails.
-                        await asyncio.wait({working})
+                        await asyncio.wait(working)
                         taking.cancel()
             except* DcnrError as group:
                 raise first_error(group) from None
@@ -214,14 +222,8 @@ class Orchestrator:
             case Release(handles):
                 for handle in handles:
                     self._handles.release(handle)
-            case WorkerReady():
-                self._observer.worker_ready(effect)
-                self._queue.put_nowait(effect)
-            case Progress():
-                self._observer.progress(effect)
-                self._queue.put_nowait(effect)
-            case Validated():
-                self._observer.validated(effect)
+            case WorkerReady() | Progress() | Validated():
+                self._observe(effect)
                 self._queue.put_nowait(effect)
             case Deliver(request, logits):
                 row = np.asarray(self._handles.take(logits)).reshape(-1)
@@ -232,8 +234,19 @@ class Orchestrator:
                 self._conclude(effect)
             case SessionFailed():
                 self._fail(effect)
+            case WriteCheckpoint():
+                self._checkpoints.put_nowait(effect)  # beside the next steps' commits, not before them
             case _:
                 self._queue.put_nowait(effect)
+
+    def _observe(self, effect: WorkerReady | Progress | Validated) -> None:
+        match effect:
+            case WorkerReady():
+                self._observer.worker_ready(effect)
+            case Progress():
+                self._observer.progress(effect)
+            case Validated():
+                self._observer.validated(effect)
 
     def _conclude(self, trained: Trained) -> None:
         if self._trained is not None and not self._trained.done():
@@ -248,10 +261,12 @@ class Orchestrator:
             if future is not None and not future.done():
                 future.set_exception(error)
 
-    async def _work_all(self, thread: ThreadPoolExecutor) -> None:
+    async def _work_all(
+        self, queue: asyncio.Queue[CoordinatorEffect | None], thread: ThreadPoolExecutor
+    ) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            effect = await self._queue.get()
+            effect = await queue.get()
             if effect is None:
                 return
             if isinstance(effect, LoadBatch | LoadValidation | AppendCommit | WriteCheckpoint):
@@ -261,7 +276,7 @@ class Orchestrator:
                 await loop.run_in_executor(thread, self._record, effect)
 
     def _work(self, effect: LoadBatch | LoadValidation | AppendCommit | WriteCheckpoint) -> Outcome:
-        """One blocking effect, on the store's thread."""
+        """One blocking effect, on the store's thread or the checkpoints'."""
         try:
             if self._journal is None:
                 raise InvariantError("a session without a journal was asked to train")

@@ -36,7 +36,7 @@ from dcnr_app.cluster.messages import AnyMessage, Configure, Failed, Refused, Te
 from dcnr_app.cluster.outbox import Outbox
 from dcnr_app.cluster.transport import HostArray, Member, PeerTransport
 from dcnr_app.cluster.worker_state import WorkerState
-from dcnr_app.errors import DcnrError, PeerError
+from dcnr_app.errors import DcnrError, PeerError, first_error
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 from dcnr_app.nodes.graph.network import decode_network
 from dcnr_app.nodes.registry import Registry
@@ -218,7 +218,7 @@ class PNodeDriver:
 
     async def _confess(self, group: BaseExceptionGroup[BaseException]) -> None:
         """Tell the orchestrator why this PNode ends."""
-        configure, error = self._state.configure, _first(group)
+        configure, error = self._state.configure, first_error(group)
         if configure is None:
             return
         what = error.what if isinstance(error, DcnrError) else f"{type(error).__name__}: {error}"
@@ -241,8 +241,3 @@ def _peers(message: Configure, own: PNodeId) -> list[Member]:
         for m in message.members
         if m.pnode != own
     ]
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found
