@@ -33,9 +33,8 @@ from dcnr_app.app import App
 from dcnr_app.cluster.decision import learning_rate_at
 from dcnr_app.nodes.graph.analysis import network_parameters
 from dcnr_app.nodes.graph.load import LoadedNetwork
-from dcnr_app.nodes.graph.training import TrainingSettings
+from dcnr_app.nodes.graph.training import TrainingSettings, settings_form
 from dcnr_app.runtime.parameters import initial_value
-from dcnr_app.sessions import settings_form
 from dcnr_app.settings import child_environment
 
 WARM_UP_STEPS = 3  # as in both sides' files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,8 +39,8 @@ from dcnr_app.errors import DcnrError, InvalidError, StoreError
 from dcnr_app.ids import SessionId
 from dcnr_app.nodes.graph.analysis import network_parameters
 from dcnr_app.nodes.graph.load import LoadedNetwork
-from dcnr_app.nodes.graph.network import Network, decode_network, encode_network, network_id
-from dcnr_app.nodes.graph.training import TrainingSettings
+from dcnr_app.nodes.graph.network import context_of, decode_network, encode_network, network_id
+from dcnr_app.nodes.graph.training import TrainingSettings, settings_form
 from dcnr_app.nodes.registry import Registry
 from dcnr_app.settings import Home
 from dcnr_app.store import manifest as checkpoint_manifest
@@ -104,7 +105,7 @@ def create(
         SessionJob(session=session, generation=1, network=network, settings=settings), shop.cluster.n_workers
     )
     BatchCursor(text.dataset, _cursor_settings(settings, loaded.context))
-    n_floats = sum(_count(p.spec.shape) for p in network_parameters(network).values())
+    n_floats = sum(math.prod(p.spec.shape) for p in network_parameters(network).values())
     need_bytes = n_floats * _BYTES_PER_FLOAT * _SLOTS * (settings.keep_last + 1)
     check_free_bytes(shop.home.sessions, need_bytes, shop.files)
     record = SessionRecord(
@@ -291,23 +292,6 @@ def settings_of(record: SessionRecord) -> TrainingSettings:
     return msgspec.convert(record.settings, TrainingSettings)
 
 
-def settings_form(settings: TrainingSettings) -> dict[str, Any]:
-    """The plain mapping of all settings, defaults included, as it is stored with the session."""
-    form: dict[str, Any] = msgspec.to_builtins(settings)
-    for name in ("optimizer", "schedule"):
-        section = getattr(settings, name)
-        form[name] = {field.name: getattr(section, field.name) for field in msgspec.structs.fields(section)}
-    for field in msgspec.structs.fields(settings):
-        form.setdefault(field.name, getattr(settings, field.name))
-    return form
-
-
-def context_of(network: Network) -> int:
-    """Tokens per sequence: the second axis of the input `tokens`."""
-    shape = next(entry.shape for entry in network.inputs if entry.name == "tokens")
-    return int(shape[1])
-
-
 def _next_generation(shop: Workshop, store: Store, record: SessionRecord, start: StartPoint) -> int:
     """Fence earlier runs: one event per run, numbered."""
     stream = f"session/{record.session}"
@@ -329,10 +313,3 @@ def _cursor_settings(settings: TrainingSettings, context: int) -> CursorSettings
         context=context,
         validation_sequences=settings.validation_sequences,
     )
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total

@@ -10,9 +10,8 @@ import msgspec
 from dcnr_app.app import App
 from dcnr_app.data.cursor import n_windows
 from dcnr_app.data.expected import expected_samples
-from dcnr_app.nodes.graph.network import decode_network
+from dcnr_app.nodes.graph.network import context_of, decode_network
 from dcnr_app.nodes.graph.training import TrainingSettings
-from dcnr_app.sessions import context_of
 from dcnr_app.store.ledger import audit
 from dcnr_app.store.sessions import SessionRecord, network_bytes
 from dcnr_app.store.store import Store

@@ -75,7 +75,7 @@ def show_command(network: str, *, as_json: bool) -> None:
     from dcnr_app.app import App
     from dcnr_app.cli.lookup import find_network
     from dcnr_app.nodes.graph.show import network_table
-    from dcnr_app.sessions import settings_form
+    from dcnr_app.nodes.graph.training import settings_form
 
     loaded = find_network(App(), network)
     shown = network_table(loaded.network, loaded.training.rows)

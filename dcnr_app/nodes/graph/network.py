@@ -112,3 +112,9 @@ def network_id(network: Network) -> NetworkId:
     form = network_form(network, with_hints=False)
     del form["name"]
     return NetworkId(hashlib.sha256(msgspec.json.encode(form, order="sorted")).hexdigest()[:16])
+
+
+def context_of(network: Network) -> int:
+    """Tokens per sequence: the second axis of the input `tokens`."""
+    shape = next(entry.shape for entry in network.inputs if entry.name == "tokens")
+    return int(shape[1])

@@ -5,7 +5,7 @@ Not part of the Network: the same Network can be trained in many ways.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -71,3 +71,14 @@ def check_training(settings: TrainingSettings) -> TrainingSettings:
             "all microbatches have the same shape"
         )
     return settings
+
+
+def settings_form(settings: TrainingSettings) -> dict[str, Any]:
+    """The plain mapping of all settings, defaults included, as it is stored with the session."""
+    form: dict[str, Any] = msgspec.to_builtins(settings)
+    for name in ("optimizer", "schedule"):
+        section = getattr(settings, name)
+        form[name] = {field.name: getattr(section, field.name) for field in msgspec.structs.fields(section)}
+    for field in msgspec.structs.fields(settings):
+        form.setdefault(field.name, getattr(settings, field.name))
+    return form

@@ -9,7 +9,7 @@ import msgspec
 from dcnr_app.errors import UserError
 from dcnr_app.nodes.graph.reading import Variables, check_keys, read, read_mapping
 from dcnr_app.nodes.graph.spelling import did_you_mean
-from dcnr_app.nodes.graph.training import Optimizer, Schedule, TrainingSettings, check_training
+from dcnr_app.nodes.graph.training import Optimizer, Schedule, TrainingSettings, check_training, settings_form
 from dcnr_app.nodes.graph.values import Mapping, refuse
 
 _SECTIONS: dict[str, type[Optimizer] | type[Schedule]] = {"optimizer": Optimizer, "schedule": Schedule}
@@ -45,14 +45,10 @@ def resolve_training(defaults: TrainingSettings, **flags: object) -> TrainingSet
 
     Raises UserError for an unknown flag or a value that does not fit.
     """
-    form: dict[str, Any] = msgspec.to_builtins(defaults)
-    homes: dict[str, dict[str, Any]] = {}
+    form = settings_form(defaults)
+    homes: dict[str, dict[str, Any]] = dict.fromkeys(form, form)
     for section in _SECTIONS:
-        form[section] = {**msgspec.structs.asdict(getattr(defaults, section))}
         homes |= {name: form[section] for name in form[section] if name != "type"}
-    for field in msgspec.structs.fields(defaults):
-        form.setdefault(field.name, getattr(defaults, field.name))
-        homes[field.name] = form
     for name, value in flags.items():
         if value is None:
             continue
