@@ -52,5 +52,4 @@ def choose(logits_V: HostArray, temperature: float, generator: np.random.Generat
         return int(np.argmax(logits_V))
     scaled = logits_V.astype(np.float64) / temperature
     cumulative = np.cumsum(np.exp(scaled - scaled.max()))
-    drawn = int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
-    return min(drawn, len(cumulative) - 1)  # a draw just below 1 can be rounded up to the whole sum
+    return int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))

@@ -65,17 +65,3 @@ def test_large_logits_do_not_overflow(shift: float) -> None:
 def test_a_vanishing_temperature_is_the_likeliest_too() -> None:
     with np.errstate(all="raise", under="ignore"):
         assert choose(np.array([0.0, 1.0], np.float32), 1e-6, np.random.default_rng(0)) == 1
-
-
-class JustBelowOne(np.random.Generator):
-    """Draws the largest number that there is."""
-
-    def random(self) -> float:  # type: ignore[override]  # the one form that is used
-        return float(np.nextafter(1.0, 0.0))
-
-
-def test_the_largest_draw_is_still_a_token() -> None:
-    draw = JustBelowOne(np.random.PCG64(0))
-    for seed in range(200):
-        logits = np.random.default_rng(seed).normal(size=7).astype(np.float32)
-        assert choose(logits, 1.0, draw) == 6
