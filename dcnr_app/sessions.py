@@ -177,7 +177,17 @@ def run(
         backend.close()
         stop_file.unlink(missing_ok=True)
     _conclude(store, record, "stopped" if outcome.is_stopped else "finished")
-    return _result(shop, store, record, text, cursor, outcome, found)
+    result = _result(shop, store, record, text, cursor, outcome)
+    return result if job.generation == 1 else {**result, **_resumed(found)}
+
+
+def _resumed(found: Found) -> dict[str, Any]:
+    """What the result object of a run that is not a session's first says too."""
+    return {
+        "resumed_from_step": found.start.step,
+        "steps_recomputed": len(found.start.recorded),
+        "passed_over": [{"checkpoint": item.id, "why": item.why} for item in found.passed_over],
+    }
 
 
 def _tools(
@@ -226,13 +236,12 @@ def _result(
     text: Text,
     cursor: BatchCursor,
     outcome: RunOutcome,
-    found: Found,
 ) -> dict[str, Any]:
     validation = cursor.validation()
     scores = measure_baselines(text.dataset.train, validation, text.tokenizer.n_vocab)
     factor = bits_per_byte(1.0, scores.n_targets, target_bytes(validation, text.tokenizer))
     has_checkpoint = bool(list_checkpoints(shop.home, record.session))
-    result = session_result(
+    return session_result(
         store,
         session=record.session,
         network=record.network,
@@ -245,12 +254,6 @@ def _result(
         prepare_s=text.prepare_s,
         checkpoint=str(latest_checkpoint(shop.home, record.session).path) if has_checkpoint else "",
     )
-    start = found.start
-    if start.step or start.recorded:
-        result["resumed_from_step"] = start.step
-        result["steps_recomputed"] = len(start.recorded)
-        result["passed_over"] = [{"checkpoint": item.id, "why": item.why} for item in found.passed_over]
-    return result
 
 
 def generate(shop: Workshop, checkpoint_path: Path, watcher: Watcher, prompt: str, sampling: Sampling) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -34,13 +33,12 @@ def session_result(
     outcome: RunOutcome,
     prepare_s: float,
     checkpoint: str,
-    resumed: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The JSON object of one run; `losses` are all committed steps', those of earlier runs included."""
     decisions = read_decisions(store, session)
     validations = read_validations(store, session)
     last = validations[max(validations)] if validations else None
-    result: dict[str, Any] = {
+    return {
         "session": session,
         "network": network,
         "dataset": dataset,
@@ -58,6 +56,3 @@ def session_result(
         "sample": outcome.sample,
         "status": "stopped" if outcome.is_stopped else "finished",
     }
-    if resumed is not None:
-        result.update(resumed)
-    return result

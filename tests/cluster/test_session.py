@@ -165,6 +165,9 @@ def test_a_stop_before_training_begins_is_a_stop_at_step_0(studio: Studio) -> No
     assert (result["status"], result["losses"], result["checkpoint"]) == ("stopped", [], "")
     assert (result["validation"], result["validation_bits_per_byte"]) == ([], None)
     assert studio.status(record) == "stopped"
+    assert "resumed_from_step" not in result
+    again = studio.go_on(record)
+    assert (again["resumed_from_step"], again["steps_recomputed"], again["passed_over"]) == (0, 0, [])
 
 
 def test_the_stop_file_stops_and_is_gone_afterwards(studio: Studio) -> None:
