@@ -62,6 +62,8 @@ class TextCoder(Protocol):
 
     @property
     def end_of_text(self) -> int: ...
+    @property
+    def n_vocab(self) -> int: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -223,7 +225,8 @@ class _Run:
 
         async def next_logits(ids: Sequence[int]) -> HostArray:
             tensors, row = feed.prompt(ids, settings.rows, self._job.context)
-            return await self._orchestrator.logits(tensors, row)
+            logits = await self._orchestrator.logits(tensors, row)
+            return logits[: coder.n_vocab]  # the network may know more ids than the tokenizer has
 
         prompt = coder.encode(self._job.prompt)
         ids = await generate_ids(

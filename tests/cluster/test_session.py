@@ -321,3 +321,14 @@ def test_what_does_not_fit_is_refused_before_a_session_exists(studio: Studio) ->
     with pytest.raises(InvalidError):
         sessions.create(studio.app.workshop(50), studio.store, studio.loaded, studio.settings, studio.text)
     assert list(studio.store.items("sessions")) == []
+
+
+def test_a_network_that_knows_more_ids_than_the_tokenizer_draws_none_of_them(studio: Studio) -> None:
+    wide = network_text().replace("vocabulary: 300", "vocabulary: 3000")
+    studio.loaded = load_network(wide, file="wide.yaml", registry=studio.app.registry)
+    assert studio.loaded.vocabulary == 3000
+    # one step of training: nearly every id is as likely as any other
+    record = studio.create(msgspec.structs.replace(studio.settings, steps=1))
+    result = studio.go_on(record)
+    assert (result["status"], studio.status(record)) == ("finished", "finished")
+    assert result["sample"].startswith("ab")
