@@ -18,7 +18,10 @@ def main() -> int:
     picture = console.export_svg(title=title, font_aspect_ratio=0.61)
     start, end = picture.index("@font-face"), picture.rindex("@font-face")
     end = picture.index("}", end) + 1
-    sys.stdout.write(picture[:start] + picture[end:])
+    plain = (picture[:start] + picture[end:]).replace(
+        "Fira Code", "ui-monospace, Menlo, Consolas, DejaVu Sans Mono"
+    )
+    sys.stdout.write(plain)
     return 0
 
 
