@@ -79,6 +79,9 @@ class Stopwatch:
     def validated(self, step: int, loss: float) -> None:
         """Nothing to note."""
 
+    def no_sample(self, why: str) -> None:
+        """Nobody reads it."""
+
     def sampling(self) -> None:
         """Nothing to note."""
 

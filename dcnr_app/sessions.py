@@ -292,7 +292,15 @@ def generate(shop: Workshop, checkpoint_path: Path, watcher: Watcher, prompt: st
 
 def settings_of(record: SessionRecord) -> TrainingSettings:
     """The settings with which the session was created."""
-    return msgspec.convert(record.settings, TrainingSettings)
+    try:
+        return msgspec.convert(record.settings, TrainingSettings)
+    except msgspec.ValidationError as error:
+        raise StoreError(
+            "the settings of a session cannot be read",
+            where=record.session,
+            why=str(error),
+            fix="it may be from another version: pip install --upgrade dcnr-app",
+        ) from error
 
 
 def _next_generation(shop: Workshop, store: Store, record: SessionRecord, start: StartPoint) -> int:

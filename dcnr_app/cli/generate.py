@@ -40,14 +40,12 @@ def command(
     from dcnr_app import sessions
     from dcnr_app.app import App
     from dcnr_app.cli.lookup import find_checkpoint
+    from dcnr_app.cli.running import check_prompt
     from dcnr_app.cli.watching import SilentWatcher
     from dcnr_app.cluster.generation import Sampling
-    from dcnr_app.data.documents import utf8
     from dcnr_app.errors import UserError
 
-    utf8(prompt, "--prompt")
-    if not prompt:
-        raise UserError("the prompt is empty", fix="give at least one character: --prompt 'def '")
+    check_prompt(prompt)
     app = App()
     found = find_checkpoint(app.home, checkpoint)
     for passed in found.passed_over:

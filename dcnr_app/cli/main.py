@@ -92,7 +92,9 @@ def run(arguments: list[str]) -> int:
         error.show()
         return error.exit_code
     except DcnrError as error:
-        click.echo(f"error: {error}", err=True)
+        from dcnr_app.cli.output import printable
+
+        click.echo(f"error: {printable(str(error))}", err=True)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

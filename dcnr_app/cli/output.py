@@ -21,10 +21,10 @@ json_option: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=Tr
 """The `--json` flag of a command that reads."""
 
 
-def finite(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
+def finite(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """Callback of a float option: `nan` passes every range check. Raises click.BadParameter for it."""
     del ctx, parameter
-    if not math.isfinite(value):
+    if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"{value} is not a finite number")
     return value
 
@@ -39,12 +39,15 @@ def write_json(value: object) -> None:
 def write_text(text: str) -> None:
     """Text on stdout, with a line's end, as UTF-8; on a terminal, which would obey them, control characters
     are spelt out."""
-    shown = printable(text) if sys.stdout.isatty() else text
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    shown = printable(text) if is_terminal else text
     write_bytes(f"{shown}\n".encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(raw: bytes) -> None:
     """Bytes on stdout, at once. Raises StoreError if they cannot be written, as on a full disk."""
+    if sys.stdout is None:
+        raise StoreError("the result cannot be written", where="stdout", why="it is closed")
     try:
         click.echo(raw, nl=False)
     except BrokenPipeError:  # the reader has gone, which is no error of ours
@@ -106,4 +109,4 @@ def path_text(path: Path) -> str:
 
 def is_quiet(*, as_json: bool) -> bool:
     """Whether progress would disturb: JSON was asked for and no person watches stderr."""
-    return as_json and not sys.stderr.isatty()
+    return sys.stderr is None or (as_json and not sys.stderr.isatty())

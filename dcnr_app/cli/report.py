@@ -117,6 +117,10 @@ class RunReport:
         """A validation loss is known."""
         self.say(f"step {step}: validation loss {loss:.4f}")
 
+    def no_sample(self, why: str) -> None:
+        """The sample could not be written; the training stands."""
+        self.say(f"no sample: {why}")
+
     def sampling(self) -> None:
         """Training is over; a sample is being written."""
         self.say("writing a sample …")

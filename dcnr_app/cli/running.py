@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any
 
-import click
-import msgspec
-
 from dcnr_app import sessions
 from dcnr_app.app import App
+from dcnr_app.cli.output import is_quiet, write_json, write_text
 from dcnr_app.cli.report import RunReport, loss_curve
 from dcnr_app.data.dataset import SplitSettings
-from dcnr_app.data.documents import Corpus, Document, standard_library_documents
+from dcnr_app.data.documents import Corpus, Document, standard_library_documents, utf8
 from dcnr_app.data.prepare import prepare
 from dcnr_app.data.tokenizer_training import TokenizerSettings
+from dcnr_app.errors import UserError
 from dcnr_app.nodes.graph.load import LoadedNetwork
 from dcnr_app.nodes.graph.training import TrainingSettings
 from dcnr_app.store.lock import HomeLock
@@ -46,6 +44,13 @@ def prepare_text(app: App, data: tuple[str, ...], vocabulary: int, report: RunRe
     return sessions.Text(dataset, tokenizer, (app.clock.monotonic_ms() - started_ms) / 1000.0)
 
 
+def check_prompt(prompt: str) -> None:
+    """Raise UserError for a prompt that no text can follow, before anything is begun."""
+    utf8(prompt, "--prompt")
+    if not prompt:
+        raise UserError("the prompt is empty", fix="give at least one character: --prompt 'def '")
+
+
 def start_session(
     app: App,
     loaded: LoadedNetwork,
@@ -56,7 +61,8 @@ def start_session(
     as_json: bool,
     prompt: str,
 ) -> int:
-    """Create a session and run it; returns the exit code."""
+    """Create a session and run it; returns the exit code. Raises UserError for an impossible prompt."""
+    check_prompt(prompt)
 
     def work(store: Store, report: RunReport) -> dict[str, Any]:
         text = find_text(report)
@@ -72,6 +78,7 @@ def run_session_command(
     app: App, record: SessionRecord, *, n_workers: int | None, as_json: bool, prompt: str
 ) -> int:
     """Go on with a recorded session; returns the exit code. `n_workers` None: as many as it had."""
+    check_prompt(prompt)
     workers = len([p for p in record.workers if p != "local"]) if n_workers is None else n_workers
 
     def work(store: Store, report: RunReport) -> dict[str, Any]:
@@ -91,7 +98,7 @@ def _hold_and_run(
     as_json: bool,
 ) -> int:
     """`work` under the home's lock, with signals and a report; its result is shown. Returns the exit code."""
-    report = RunReport(app.clock, n_steps=n_steps, is_quiet=as_json and not sys.stderr.isatty())
+    report = RunReport(app.clock, n_steps=n_steps, is_quiet=is_quiet(as_json=as_json))
     with _signals(report) as received:
         try:
             with HomeLock(app.home, doing), closing(app.writer()) as store, report:
@@ -99,7 +106,7 @@ def _hold_and_run(
         except KeyboardInterrupt:
             return _exit_code(received)
     if as_json:
-        click.echo(msgspec.json.encode(result).decode())
+        write_json(result)
     else:
         _summarise(result, report)
     return _exit_code(received) if result["status"] == "stopped" else 0
@@ -184,4 +191,4 @@ def _summarise(result: dict[str, Any], report: RunReport) -> None:
             f"  dcnr-app session show {session}",
             "  dcnr-app network show tiny-gpt        and write a network of your own (README)",
         ]
-    click.echo("\n".join(lines))
+    write_text("\n".join(lines))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from dcnr_app.cli.output import finite
+
 
 @click.command("train", epilog="Example: dcnr-app train tiny-gpt --dataset latest --workers 2 --steps 400")
 @click.argument("network")
@@ -14,7 +16,9 @@ import click
 @click.option("--steps", type=click.IntRange(1), help="Optimizer updates.")
 @click.option("--batch", type=click.IntRange(1), help="Sequences per update.")
 @click.option("--microbatches", type=click.IntRange(1), help="Equal parts into which a batch is cut.")
-@click.option("--lr", type=click.FloatRange(0.0, min_open=True), help="Peak learning rate.")
+@click.option(
+    "--lr", type=click.FloatRange(0.0, 1e30, min_open=True), callback=finite, help="Peak learning rate."
+)
 @click.option("--seed", type=click.IntRange(0), help="Seed of parameters and batches.")
 @click.option("--precision", type=click.Choice(["float32"]), help="Number format of compute.")
 @click.option("--prompt", default="def ", show_default=True, help="What the sample at the end begins with.")

@@ -28,6 +28,9 @@ class SilentWatcher:
     def validated(self, step: int, loss: float) -> None:
         """A validation loss is known."""
 
+    def no_sample(self, why: str) -> None:
+        """Nothing: a session that only generates raises instead."""
+
     def sampling(self) -> None:
         """A sample is being written."""
 

@@ -81,6 +81,8 @@ class CoordinatorState(msgspec.Struct):
     stage: Stage = "new"
     step: int = 0
     t: int = 0
+    skips: int = 0
+    """Steps skipped in a row."""
     scale: LossScale = LossScale()
     next_id: int = 0
     next_request: int = 0

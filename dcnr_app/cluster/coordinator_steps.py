@@ -21,6 +21,9 @@ from dcnr_app.cluster.messages import Commit, GradientsReady, Norm, TrainRequest
 from dcnr_app.errors import InvariantError
 from dcnr_app.ids import PNodeId
 
+MAX_SKIPS = 20
+"""Steps skipped in a row after which full precision has diverged: nothing would change any more."""
+
 
 def next_step(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
     """Go on after a boundary: the next step, or the end.
@@ -161,11 +164,20 @@ def broadcast(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
     )
     out.extend(Send(pnode, commit) for pnode in state.job.plan.pnodes)
     state.t = decision.t
+    state.skips = state.skips + 1 if decision.skip else 0
     state.scale = scale_after(state.scale, skip=decision.skip, precision=settings.precision)
     if capture:
         captures.begin(state)
     out.append(_progress(state, decision))
     state.decision = None
+    if state.skips >= MAX_SKIPS:
+        since = state.step - state.skips + 1
+        what = (
+            f"{state.skips} steps in a row were skipped: since step {since} gradients or loss are not "
+            "finite; start again with a lower learning rate"
+        )
+        fail(state, out, what, f"step {state.step}", "diverged")
+        return
     if is_last or evaluation.is_due(state):
         state.stage = "settling"
         state.waiting = set(state.job.plan.pnodes)

@@ -47,7 +47,14 @@ async def generate_ids(
 
 
 def choose(logits_V: HostArray, temperature: float, generator: np.random.Generator) -> int:  # noqa: N803
-    """One id drawn from softmax(logits / temperature); the likeliest at temperature 0."""
+    """One id drawn from softmax(logits / temperature); the likeliest at temperature 0.
+
+    Raises UserError for logits that are not finite.
+    """
+    if not np.isfinite(logits_V).all():
+        raise UserError(
+            "the network's logits are not finite", why="it diverged", fix="train with a lower learning rate"
+        )
     if temperature <= 0.0:
         return int(np.argmax(logits_V))
     scaled = logits_V.astype(np.float64) / temperature

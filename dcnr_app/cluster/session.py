@@ -34,7 +34,7 @@ from dcnr_app.cluster.outcome import PNodeFacts, RunOutcome, pnode_facts
 from dcnr_app.cluster.plan import Plan
 from dcnr_app.cluster.transport import LinkTotals
 from dcnr_app.engine.backend import Backend
-from dcnr_app.errors import DcnrError, InvariantError, PeerError, UnreachableError, first_error
+from dcnr_app.errors import DcnrError, InvariantError, PeerError, UnreachableError, UserError, first_error
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 from dcnr_app.nodes.graph.network import Network
 from dcnr_app.nodes.registry import Registry
@@ -78,6 +78,7 @@ class Watcher(Protocol):
     ) -> None: ...
     def validated(self, step: int, loss: float) -> None: ...
     def sampling(self) -> None: ...
+    def no_sample(self, why: str) -> None: ...
     def stoppable(self, stop: Callable[[], None]) -> None:
         """`stop`, to be called on the event loop, ends the run at the next step boundary, with a checkpoint;
         before training began, at once."""
@@ -228,10 +229,19 @@ class _Run:
             logits = await self._orchestrator.logits(tensors, row)
             return logits[: coder.n_vocab]  # the network may know more ids than the tokenizer has
 
-        prompt = coder.encode(self._job.prompt)
-        ids = await generate_ids(
-            prompt, next_logits, coder.end_of_text, self._job.sampling, lambda: self._is_asked_to_stop
-        )
+        try:
+            ids = await generate_ids(
+                coder.encode(self._job.prompt),
+                next_logits,
+                coder.end_of_text,
+                self._job.sampling,
+                lambda: self._is_asked_to_stop,
+            )
+        except UserError as error:
+            if self._tools.journal is None:
+                raise
+            self._watcher.no_sample(str(error))  # what was trained is not lost for want of a sample
+            return
         self._sample = self._job.prompt + coder.decode(ids)
 
     def outcome(self) -> RunOutcome:

@@ -45,6 +45,9 @@ class Watch:
     def planned(self, network: Network, plan: Plan) -> None: ...
     def ready(self, pnode: PNodeId, pid: int) -> None: ...
     def validated(self, step: int, loss: float) -> None: ...
+    def no_sample(self, why: str) -> None:
+        self.lines.append(why)
+
     def sampling(self) -> None:
         self.lines.append("sampling")
 
@@ -332,3 +335,28 @@ def test_a_network_that_knows_more_ids_than_the_tokenizer_draws_none_of_them(stu
     result = studio.go_on(record)
     assert (result["status"], studio.status(record)) == ("finished", "finished")
     assert result["sample"].startswith("ab")
+
+
+def test_a_run_whose_every_step_overflows_is_ended_and_says_why(studio: Studio) -> None:
+    optimizer = msgspec.structs.replace(studio.settings.optimizer, learning_rate=1e30)
+    record = studio.create(msgspec.structs.replace(studio.settings, steps=60, optimizer=optimizer))
+    with pytest.raises(
+        DivergedError, match=r"20 steps in a row were skipped: since step .* lower learning rate"
+    ):
+        studio.go_on(record)
+    assert studio.status(record) == "failed"
+
+
+def test_a_sample_that_cannot_be_written_does_not_fail_the_training(studio: Studio) -> None:
+    optimizer = msgspec.structs.replace(studio.settings.optimizer, learning_rate=1e30)
+    record = studio.create(msgspec.structs.replace(studio.settings, steps=3, optimizer=optimizer))
+    watch = Watch()
+    result = studio.go_on(record, watch)
+    assert (result["status"], result["sample"]) == ("finished", "")
+    assert any("not finite" in line for line in watch.lines)
+
+
+def test_settings_that_a_later_version_wrote_are_refused_in_words(studio: Studio) -> None:
+    record = msgspec.structs.replace(studio.create(), settings={"steps": 3, "from_the_future": 1})
+    with pytest.raises(StoreError, match="settings"):
+        sessions.settings_of(record)

@@ -204,6 +204,7 @@ class Unwatched:
     def validated(self, step: int, loss: float) -> None:
         """Nothing."""
 
+    def no_sample(self, why: str) -> None: ...
     def sampling(self) -> None:
         """Nothing."""
 

@@ -10,19 +10,23 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-PositiveInt = Annotated[int, Meta(ge=1)]
+_MOST = 2**31 - 1  # what fits in 32 bits is enough for any count here, and JSON and msgpack can carry it
+PositiveInt = Annotated[int, Meta(ge=1, le=_MOST)]
+Count = Annotated[int, Meta(ge=0, le=_MOST)]
 Fraction = Annotated[float, Meta(ge=0.0, lt=1.0)]
-NonNegative = Annotated[float, Meta(ge=0.0)]
+_LARGEST = 1e30  # also keeps infinity out, which JSON cannot carry
+Positive = Annotated[float, Meta(gt=0.0, le=_LARGEST)]
+NonNegative = Annotated[float, Meta(ge=0.0, le=_LARGEST)]
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """AdamW (Loshchilov & Hutter 2019) or SGD with momentum `beta1`."""
 
     type: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: Annotated[float, Meta(gt=0.0)] = 3e-4
+    learning_rate: Positive = 3e-4
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
-    eps: Annotated[float, Meta(gt=0.0)] = 1e-8
+    eps: Positive = 1e-8
     weight_decay: NonNegative = 0.1
 
 
@@ -31,7 +35,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     constant."""
 
     type: Literal["cosine", "constant"] = "cosine"
-    warmup_steps: Annotated[int, Meta(ge=0)] = 20
+    warmup_steps: Count = 20
     final_fraction: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
 
 
@@ -55,7 +59,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     validation_sequences: PositiveInt = 64
     checkpoint_every: PositiveInt = 10
     keep_last: PositiveInt = 3
-    in_flight: Annotated[int, Meta(ge=0)] = 0
+    in_flight: Count = 0
 
     @property
     def rows(self) -> int:
