@@ -32,6 +32,7 @@ from dcnr_app.cluster.session import (
 from dcnr_app.data.baselines import bits_per_byte, measure_baselines, target_bytes
 from dcnr_app.data.cursor import BatchCursor, CursorSettings
 from dcnr_app.data.dataset import Dataset
+from dcnr_app.data.shards import verify_shards
 from dcnr_app.data.source import NoBatches
 from dcnr_app.data.tokenizer import TOKENIZER_FILE, Tokenizer, tokenizer_from_file
 from dcnr_app.engine.backend import Backend
@@ -144,6 +145,8 @@ def run(
 
     What became of it is recorded, also when this raises.
     """
+    for split in (text.dataset.manifest.train, text.dataset.manifest.validation):
+        verify_shards(text.dataset.folder, split.shards)  # or changed text would be trained on in silence
     network = decode_network(network_bytes(store, record.session), shop.registry)
     cursor = BatchCursor(text.dataset, _cursor_settings(settings_of(record), context_of(network)))
     backend = shop.make_backend(1)

@@ -64,7 +64,8 @@ def create_command(
 ) -> None:
     """Prepare a dataset from text. The same text and settings give the same one, which is then reused.
 
-    Documents longer than 20 000 characters are cut into parts; each part is wholly training or validation.
+    Documents longer than 20 000 characters (less for little text) are cut into parts;
+    each part is wholly training or validation.
     """
     from dcnr_app.app import App
     from dcnr_app.cli.preparing import preparing, tell_skipped, text_corpus
@@ -73,8 +74,8 @@ def create_command(
     if vocabulary is not None and tokenizer is not None:
         raise click.UsageError("--vocabulary trains a tokenizer, --tokenizer names one: give one of the two")
     app = App()
-    corpus = text_corpus(data + more, on_error)
     split = SplitSettings(validation_per_10000=_share(validation_percent))
+    corpus = text_corpus(data + more, on_error, split)
     with preparing(app, "preparing a dataset", as_json=as_json) as report:
         made = _make(app, corpus, vocabulary or DEFAULT_VOCABULARY, tokenizer, split, report)
     tell_skipped(corpus)

@@ -14,6 +14,7 @@ from dcnr_app.cli.output import is_quiet, say
 if TYPE_CHECKING:
     from dcnr_app.app import App
     from dcnr_app.cli.report import RunReport
+    from dcnr_app.data.dataset import SplitSettings
     from dcnr_app.data.documents import Corpus
 
 _SHOWN_SKIPS = 5
@@ -43,16 +44,17 @@ def data_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def text_corpus(paths: tuple[str, ...], on_error: str) -> Corpus:
+def text_corpus(paths: tuple[str, ...], on_error: str, split: SplitSettings | None = None) -> Corpus:
     """The documents of `paths`, long ones cut into parts as `demo` does. Raises UserError."""
     import msgspec
 
-    from dcnr_app.cli.running import DATA_PART_CHARACTERS
-    from dcnr_app.data.documents import Corpus, OnError
+    from dcnr_app.data.dataset import SplitSettings
+    from dcnr_app.data.documents import OnError
+    from dcnr_app.data.prepare import splittable_corpus
 
     for path in paths:
         check_path(path)
-    return Corpus(paths, on_error=msgspec.convert(on_error, OnError), part_characters=DATA_PART_CHARACTERS)
+    return splittable_corpus(paths, split or SplitSettings(), msgspec.convert(on_error, OnError))
 
 
 @contextmanager

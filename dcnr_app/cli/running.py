@@ -14,8 +14,8 @@ from dcnr_app.app import App
 from dcnr_app.cli.output import is_quiet, write_json, write_text
 from dcnr_app.cli.report import RunReport, loss_curve
 from dcnr_app.data.dataset import SplitSettings
-from dcnr_app.data.documents import Corpus, Document, standard_library_documents, utf8
-from dcnr_app.data.prepare import prepare
+from dcnr_app.data.documents import Document, standard_library_documents, utf8
+from dcnr_app.data.prepare import prepare, splittable_corpus
 from dcnr_app.data.tokenizer_training import TokenizerSettings
 from dcnr_app.errors import UserError
 from dcnr_app.nodes.graph.load import LoadedNetwork
@@ -24,18 +24,16 @@ from dcnr_app.store.lock import HomeLock
 from dcnr_app.store.sessions import SessionRecord
 from dcnr_app.store.store import Store
 
-DATA_PART_CHARACTERS = 20_000  # longer documents are cut, so that one big file has a validation part too
 INTERRUPTED, TERMINATED = 130, 143
 
 
 def prepare_text(app: App, data: tuple[str, ...], vocabulary: int, report: RunReport) -> sessions.Text:
     """The dataset of `data` (files, folders, globs), or of Python's standard library; cached by content."""
     started_ms = app.clock.monotonic_ms()
-    documents: Iterable[Document] = (
-        Corpus(data, part_characters=DATA_PART_CHARACTERS) if data else standard_library_documents()
-    )
+    split = SplitSettings()
+    documents: Iterable[Document] = splittable_corpus(data, split) if data else standard_library_documents()
     settings = TokenizerSettings(vocab_size=vocabulary)
-    tokenizer, dataset = prepare(app.home.root, documents, settings, SplitSettings(), report.prepared)
+    tokenizer, dataset = prepare(app.home.root, documents, settings, split, report.prepared)
     manifest = dataset.manifest
     report.say(
         f"dataset {manifest.id}: {manifest.train.n_tokens:,} training and {manifest.validation.n_tokens:,} "

@@ -9,6 +9,7 @@ import glob
 import hashlib
 import os
 import sysconfig
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -189,6 +190,8 @@ def _expand(given: str) -> list[Path]:
     if is_folder:
         return _walk(path)
     if path.exists():
+        if not path.is_file():
+            raise UserError("this is no regular file", where=given, fix="save its text to a file first")
         if path.suffix.lower() not in SUFFIXES:
             raise UserError(
                 f"{path.suffix or 'a file without suffix'} is not a document format",
@@ -210,7 +213,8 @@ def _walk(folder: Path) -> list[Path]:
     found = []
     for base, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        found += [Path(base) / name for name in names if Path(name).suffix.lower() in SUFFIXES]
+        paths = (Path(base) / name for name in names if Path(name).suffix.lower() in SUFFIXES)
+        found += [path for path in paths if path.is_file()]  # a pipe would be waited for, for ever
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
@@ -219,10 +223,12 @@ def _read_file(path: Path) -> Iterator[Document | Skipped]:
         if path.suffix.lower() == ".jsonl":
             with path.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):
+                    if number == 1:
+                        line = line.removeprefix(BOM_UTF8)
                     if line.strip():
                         yield _json_line(f"{path}:{number}", line)
             return
-        raw = path.read_bytes()
+        raw = path.read_bytes().removeprefix(BOM_UTF8)
     except OSError as error:
         yield Skipped(str(path), str(error))
         return
@@ -237,7 +243,7 @@ def _json_line(where: str, line: bytes) -> Document | Skipped:
     try:
         text = msgspec.json.decode(line, type=_Line).text
         text.encode("utf-8")
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return Skipped(where, f"not a JSON object with a string under `text`: {error}")
     return Document(where, text)
 

@@ -99,7 +99,7 @@ def decode_manifest(raw: bytes) -> Manifest:
                 fix="pip install --upgrade dcnr-app",
             )
         return msgspec.json.decode(body, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"{MANIFEST_FILE} is damaged", why=str(error)) from error
 
 

@@ -360,3 +360,12 @@ def test_settings_that_a_later_version_wrote_are_refused_in_words(studio: Studio
     record = msgspec.structs.replace(studio.create(), settings={"steps": 3, "from_the_future": 1})
     with pytest.raises(StoreError, match="settings"):
         sessions.settings_of(record)
+
+
+def test_text_that_changed_on_disk_is_not_trained_on(studio: Studio) -> None:
+    record = studio.create()
+    shard = next(studio.text.dataset.folder.glob("train-*.tok"))
+    raw = shard.read_bytes()
+    shard.write_bytes(raw[2000:] + raw[:2000])
+    with pytest.raises(StoreError, match=r"changed|sha256"):
+        studio.go_on(record)
