@@ -135,6 +135,12 @@ def test_the_expectation_counts_each_window_once_per_epoch(seed: int, n: int, ba
     )
 
 
+@pytest.mark.parametrize(("n", "batch"), [(0, 4), (-1, 4), (5, 0)])
+def test_an_expectation_of_nothing_is_refused_at_once(n: int, batch: int) -> None:
+    with pytest.raises(UserError, match=f"{n} windows of training text, {batch} in a batch"):
+        expected_samples(3, n, batch, 1)
+
+
 def test_validation_windows_are_spread_and_the_last_part_is_padded(dataset: Dataset) -> None:
     cursor = BatchCursor(dataset, SETTINGS)
     stream = dataset.validation.read(0, dataset.validation.n_tokens)
