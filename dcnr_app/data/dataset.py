@@ -210,9 +210,10 @@ def _write_splits(
         if not found.n_documents:
             raise UserError(
                 f"no document falls to {label}",
-                why=f"whole documents are split, {split.validation_per_10000 / 100:g} % to validation, "
-                f"and there are only {facts.n_documents}",
-                fix="give more documents, cut them into parts, or change the share or the salt",
+                why=f"whole documents are split, {split.validation_per_10000 / 100:g} % to validation, equal "
+                f"ones all to the same side, and there are {facts.n_documents}, equal ones counted",
+                fix="give more different text, or another share: "
+                "dcnr-app dataset create --validation-percent PERCENT",
             )
     return sides[0], sides[1]
 

@@ -190,6 +190,17 @@ def _first_shard(dataset: Dataset, suffix: str) -> Path:
     return dataset.folder / f"{dataset.manifest.train.shards[0].name}{suffix}"
 
 
+def test_equal_documents_alone_are_refused_with_the_reason_and_a_way_out(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    equal = [Document(f"d{i}", "the same words") for i in range(500)]
+    with pytest.raises(UserError) as caught:
+        build_dataset(tmp_path, equal, tokenizer, HALF)
+    assert "equal ones all to the same side" in caught.value.why
+    assert "different text" in caught.value.fix
+    assert "--validation-percent" in caught.value.fix
+
+
 @pytest.mark.parametrize("suffix", [".tok", ".idx"])
 def test_a_flipped_bit_is_found_and_the_file_named(tmp_path: Path, suffix: str) -> None:
     dataset = built(tmp_path)
