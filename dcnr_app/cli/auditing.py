@@ -10,8 +10,9 @@ import msgspec
 from dcnr_app.app import App
 from dcnr_app.data.cursor import n_windows
 from dcnr_app.data.expected import expected_samples
+from dcnr_app.errors import StoreError
 from dcnr_app.nodes.graph.network import context_of, decode_network
-from dcnr_app.nodes.graph.training import TrainingSettings
+from dcnr_app.sessions import settings_of
 from dcnr_app.store.ledger import audit
 from dcnr_app.store.sessions import SessionRecord, network_bytes
 from dcnr_app.store.store import Store
@@ -22,7 +23,8 @@ _SHOWN_IDS = 20
 def audit_session(app: App, store: Store, record: SessionRecord) -> dict[str, Any]:
     """What `session ledger --json` prints: counts, the step they reach to, and the first ids at fault.
 
-    Raises UserError if the session's dataset is not here any more.
+    Raises UserError if the session's dataset is not here any more or gives no sample, StoreError if
+    the stored settings or network cannot be read.
     """
     # The session may be running. A step's commit and ledger rows appear together, so rows of steps that are
     # committed after the first look are left for the next audit; rows without any commit are at fault.
@@ -30,9 +32,8 @@ def audit_session(app: App, store: Store, record: SessionRecord) -> dict[str, An
     rows = store.ledger(record.session)
     later = {number for number, _ in store.commits(record.session) if number > step}
     dataset, _ = app.dataset(record.dataset)
-    settings = msgspec.convert(record.settings, TrainingSettings)
-    network = decode_network(network_bytes(store, record.session), app.registry)
-    n = n_windows(dataset.train, context_of(network))
+    settings = settings_of(record)
+    n = n_windows(dataset.train, _context(app, store, record))
     expected = chain.from_iterable(expected_samples(settings.seed, n, settings.batch, step))
     report = audit(list(expected), [row for row in rows if row[0] not in later])
     return {
@@ -45,3 +46,21 @@ def audit_session(app: App, store: Store, record: SessionRecord) -> dict[str, An
         "lost_ids": report.lost[:_SHOWN_IDS],
         "twice_ids": report.twice[:_SHOWN_IDS],
     }
+
+
+def _context(app: App, store: Store, record: SessionRecord) -> int:
+    """Tokens per sequence of the session's network. Raises StoreError for another stored form."""
+    raw = network_bytes(store, record.session)
+    try:
+        context = context_of(decode_network(raw, app.registry))
+        if context < 1:
+            raise ValueError(f"it takes sequences of {context} tokens")
+    # MsgspecError: no JSON or a wrong field; the others: JSON that is not a network's form or has no `tokens`
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise StoreError(
+            "the network of a session cannot be read",
+            where=record.session,
+            why=f"{type(error).__name__}: {error}",
+            fix="it may be from another version: pip install --upgrade dcnr-app",
+        ) from error
+    return context
