@@ -127,6 +127,11 @@ def asset_path(name: str) -> Path:
     )
 
 
+def quiet_libraries() -> None:
+    """Keep gRPC's own log lines off stderr, unless they were asked for: call it before gRPC is loaded."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def child_environment() -> dict[str, str]:
     """The whole environment of a PNode process: this one's, with single-threaded BLAS.
 
@@ -137,4 +142,4 @@ def child_environment() -> dict[str, str]:
     single = dict.fromkeys(
         ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
     )
-    return {"GRPC_VERBOSITY": "ERROR", **os.environ, **single}
+    return {**os.environ, **single}

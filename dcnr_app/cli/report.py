@@ -27,6 +27,8 @@ from dcnr_app.nodes.graph.network import Network
 
 _PLAIN_EVERY_MS = 5_000
 _WINDOW = 20  # steps over which rates are averaged
+_WIDE = 110
+_FILE_WIDTH = 160
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -35,6 +37,8 @@ class RunReport:
 
     def __init__(self, clock: Clock, *, n_steps: int = 0, is_quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=is_quiet, highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = _FILE_WIDTH  # nobody wraps a file's lines
         self.stop: Callable[[], None] | None = None
         self.losses: list[float] = []
         self._clock = clock
@@ -46,15 +50,20 @@ class RunReport:
         self._stages: dict[str, TaskID] = {}
         self._printed_ms = -math.inf
 
+    @property
+    def _is_wide(self) -> bool:
+        """Whether a bar and full names fit on a line."""
+        return self.console.width >= _WIDE
+
     def __enter__(self) -> Self:
         """Start the live display, where there is a terminal."""
         if self._is_live:
             self._progress = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
+                *([BarColumn(bar_width=24)] if self._is_wide else []),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}"),
                 TimeRemainingColumn(),
+                TextColumn("{task.fields[facts]}"),
                 console=self.console,
                 refresh_per_second=4,
             )
@@ -71,7 +80,7 @@ class RunReport:
 
     def say(self, text: str) -> None:
         """One line for the person."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)
 
     # ---- preparation
 
@@ -102,7 +111,8 @@ class RunReport:
     ) -> None:
         """A step was committed."""
         now_ms = self._clock.monotonic_ms()
-        self.losses.append(decision.loss)
+        if not decision.skip:
+            self.losses.append(decision.loss)
         self._recent.append((now_ms, decision.target_count))
         facts = self._facts(decision, reports, is_replay=is_replay)
         if self._progress is not None:
@@ -159,12 +169,15 @@ class RunReport:
         self, decision: Decision, reports: Mapping[PNodeId, GradientsReady], *, is_replay: bool
     ) -> str:
         tokens_per_s, step_ms = self._rate()
+        note = "replay  " if is_replay else ""
+        loss = "skipped: not finite" if decision.skip else f"loss {decision.loss:.4f}"
+        if not step_ms:
+            return f"{note}{loss}"
         busy = " ".join(
-            f"{pnode} {min(99.0, 100.0 * report.compute_ms / step_ms):.0f}%" if step_ms else str(pnode)
+            f"{_short(pnode, is_wide=self._is_wide)} {min(99.0, 100.0 * report.compute_ms / step_ms):.0f}%"
             for pnode, report in sorted(reports.items())
         )
-        note = "  replay" if is_replay else "  skipped" if decision.skip else ""
-        return f"loss {decision.loss:.4f}  {tokens_per_s:,.0f} tok/s  busy: {busy}{note}"
+        return f"{note}{loss}  {tokens_per_s:,.0f} tok/s  busy: {busy}"
 
     def _eta(self, step: int) -> str:
         step_ms = self._rate()[1]
@@ -215,6 +228,10 @@ def loss_curve(losses: Sequence[float], width: int = 60, height: int = 8) -> str
         lines.append(f"{label} │{cells}")
     lines.append(" " * 8 + "└" + "─" * n_columns + f" step {len(losses)}")
     return "\n".join(lines)
+
+
+def _short(pnode: PNodeId, *, is_wide: bool) -> str:
+    return str(pnode) if is_wide else str(pnode).replace("worker-", "w")
 
 
 def _cell(level: float) -> str:

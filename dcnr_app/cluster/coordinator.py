@@ -177,7 +177,7 @@ def _handle(
                 if evaluation.is_complete(state):
                     steps.next_step(state, out)
         case Failed():
-            steps.fail(state, out, message.what, message.where, "failed")
+            steps.fail(state, out, message.what, message.where, "lost" if message.is_lost else "failed")
         case Refused():
             steps.fail(
                 state,

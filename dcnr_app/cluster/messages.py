@@ -258,6 +258,8 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed.v1"):
     generation: int
     what: str
     where: str
+    is_lost: bool = False
+    """Whether it is another PNode that went away, and not something that failed here."""
 
 
 class Stop(Message, frozen=True, kw_only=True, tag="stop.v1"):

@@ -69,7 +69,9 @@ def step(state: WorkerState, event: Input, now_ms: float) -> tuple[WorkerState, 
             if peer == ORCHESTRATOR:
                 state = _leave(state, out, f"the orchestrator is gone: {reason}")
             elif state.configure is not None and peer in state.plan.pnodes:
-                worker_stages.fail(state, out, f"lost PNode {peer}: {reason}", f"PNode {state.pnode}")
+                worker_stages.fail(
+                    state, out, f"lost PNode {peer}: {reason}", f"PNode {state.pnode}", is_lost=True
+                )
         case _:
             raise InvariantError(f"a worker cannot take {type(event).__name__}")
     worker_stages.advance(state, out)

@@ -169,12 +169,14 @@ def send_state(state: WorkerState, out: list[WorkerEffect], parts: Mapping[str, 
     state.stage = "computing"
 
 
-def fail(state: WorkerState, out: list[WorkerEffect], what: str, where: str) -> None:
+def fail(
+    state: WorkerState, out: list[WorkerEffect], what: str, where: str, *, is_lost: bool = False
+) -> None:
     """Go no further and tell the orchestrator, once."""
     if state.stage == "failed":
         return
     state.stage = "failed"
-    out.append(Send(ORCHESTRATOR, Failed(**state.ids, what=what, where=where)))
+    out.append(Send(ORCHESTRATOR, Failed(**state.ids, what=what, where=where, is_lost=is_lost)))
 
 
 def applied(state: WorkerState, at: int) -> Applied:

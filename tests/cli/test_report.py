@@ -1,0 +1,55 @@
+"""What a person sees of a run, on terminals and in files."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dcnr_app.cli.report import RunReport
+from dcnr_app.clock import SystemClock
+from dcnr_app.cluster.decision import Decision
+from dcnr_app.cluster.messages import GradientsReady
+from dcnr_app.ids import PNodeId, SessionId
+
+
+def decision(step: int, *, skip: bool = False) -> Decision:
+    return Decision(
+        step=step, loss=0.0 if skip else 4.5, gradient_norm=1.0, skip=skip, clip_coefficient=1.0,
+        learning_rate=1e-3, t=step, loss_scale=1.0, target_count=4096,
+    )  # fmt: skip
+
+
+def reports() -> dict[PNodeId, GradientsReady]:
+    ready = GradientsReady(
+        session=SessionId("s"), generation=1, step=1, norms={}, loss_sums={}, max_in_flight=2, compute_ms=1.0
+    )
+    return {PNodeId("worker-1"): ready, PNodeId("worker-2"): ready}
+
+
+@pytest.mark.parametrize("width", [80, 110, 160])
+def test_live_line_shows_steps_and_time_left_at_every_width(width: int) -> None:
+    report = RunReport(SystemClock(), n_steps=300)
+    screen = io.StringIO()
+    report.console = Console(file=screen, width=width, force_terminal=True, highlight=False)
+    report._is_live = True
+    with report:
+        for step in (1, 2, 3):
+            report.stepped(decision(step), reports(), is_replay=False)
+    last = screen.getvalue().splitlines()[-2]
+    assert "3/300" in last
+    assert "0:0" in last
+    assert "loss 4.5000" in last
+
+
+def test_a_skipped_step_has_no_loss_and_is_not_in_the_curve() -> None:
+    report = RunReport(SystemClock(), n_steps=3)
+    report.stepped(decision(1), reports(), is_replay=False)
+    report.stepped(decision(2, skip=True), reports(), is_replay=False)
+    assert report.losses == [4.5]
+
+
+def test_lines_of_a_file_are_not_wrapped(capfd: pytest.CaptureFixture[str]) -> None:
+    RunReport(SystemClock()).say("x" * 400)
+    assert "x" * 400 in capfd.readouterr().err
