@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -79,26 +80,39 @@ def root(ctx: click.Context) -> None:
 
 def main() -> None:
     """Run the command line and exit with the documented code: 0 ok, 2 usage, see README for the others."""
+    from dcnr_app.cli.output import fill_closed_streams
+
+    fill_closed_streams()
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; returns the exit code. Errors of ours are told in their own words, on stderr."""
+    from dcnr_app.cli.output import give_up, say
+    from dcnr_app.settings import quiet_libraries
+
+    quiet_libraries()
     try:
         result: Any = root.main(args=arguments, prog_name="dcnr-app", standalone_mode=False)
     except click.exceptions.Abort:
         return INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()  # where stderr is closed, click would take stdout
+        error.show(file=shown)
+        say(shown.getvalue().rstrip("\n"))
         return error.exit_code
     except DcnrError as error:
-        from dcnr_app.cli.output import printable
-
-        click.echo(f"error: {printable(str(error))}", err=True)
+        say(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone: nothing more can be said
+        give_up(sys.stderr)  # the reader has gone: nothing more can be said
         return 0
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        give_up(sys.stdout)  # only a stream has no name: this is click's own text, as of --help
+        say(f"error: stdout: {error.strerror}")
+        return 1
     return result if isinstance(result, int) else 0

@@ -7,9 +7,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -57,8 +58,37 @@ def write_bytes(raw: bytes) -> None:
 
 
 def say(text: str) -> None:
-    """A remark for the person, on stderr."""
-    click.echo(text, err=True)
+    """A remark for the person, on stderr; control characters, as in a file's name, are spelt out.
+
+    Where stderr is closed or full nobody can be told, and nothing is raised.
+    """
+    try:
+        click.echo(printable(text), err=True)
+    except OSError:
+        give_up(sys.stderr)
+
+
+def give_up(stream: IO[str] | None) -> None:
+    """After a failed write to a standard stream: what it still holds goes nowhere.
+
+    Else Python's flush at the end of the process fails once more and makes the exit code 120.
+    """
+    with suppress(OSError, ValueError, AttributeError):  # no stream, closed, or none of the system's
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+        finally:
+            os.close(nowhere)
+
+
+def fill_closed_streams() -> None:
+    """Let file descriptors 0 to 2 lead nowhere where the caller has closed them.
+
+    Else the next file that is opened, a database perhaps, gets the number 2, and libraries log into it.
+    """
+    while (nowhere := os.open(os.devnull, os.O_RDWR)) <= 2:
+        continue
+    os.close(nowhere)
 
 
 def printable(text: str) -> str:

@@ -134,10 +134,14 @@ def _show(folder: Path, *, as_json: bool) -> None:
 
 
 def _standard_input() -> str:
-    """All of standard input. Raises UserError if it is not UTF-8."""
+    """All of standard input. Raises UserError if it is closed, cannot be read or is not UTF-8."""
     from dcnr_app.errors import UserError
 
+    if sys.stdin is None:
+        raise UserError("there is no standard input to read", why="it is closed", fix="give the text itself")
     try:
         return sys.stdin.buffer.read().decode("utf-8")
+    except OSError as error:
+        raise UserError("standard input cannot be read", why=error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
         raise UserError("standard input is not UTF-8", why=f"byte {error.start}: {error.reason}") from error
