@@ -18,6 +18,16 @@ from dcnr_app.store.sessions import SessionRecord, network_bytes
 from dcnr_app.store.store import Store
 
 _SHOWN_IDS = 20
+# no JSON or a wrong field; nested too deep; JSON that is not a network's form, or of one without `tokens`
+_NO_NETWORK = (
+    msgspec.MsgspecError,
+    RecursionError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    StopIteration,
+)
 
 
 def audit_session(app: App, store: Store, record: SessionRecord) -> dict[str, Any]:
@@ -55,8 +65,7 @@ def _context(app: App, store: Store, record: SessionRecord) -> int:
         context = context_of(decode_network(raw, app.registry))
         if context < 1:
             raise ValueError(f"it takes sequences of {context} tokens")
-    # MsgspecError: no JSON or a wrong field; the others: JSON that is not a network's form or has no `tokens`
-    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+    except _NO_NETWORK as error:
         raise StoreError(
             "the network of a session cannot be read",
             where=record.session,

@@ -75,7 +75,7 @@ def read_manifest(folder: Path, manifest_type: type[S]) -> S:
     path = folder / MANIFEST
     try:
         return msgspec.json.decode(path.read_bytes(), type=manifest_type)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:  # the last: nested too deep
         raise StoreError(
             "cannot read the manifest",
             where=str(path),

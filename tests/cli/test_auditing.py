@@ -29,6 +29,7 @@ def _store_network(cli: Cli, raw: bytes) -> None:
     "raw",
     [
         b"\xff",
+        b"[" * 100_000,
         b"[]",
         b"{}",
         b'{"nodes": 3}',

@@ -226,9 +226,10 @@ def test_a_short_or_missing_file_is_found_at_loading(tmp_path: Path, suffix: str
         load_dataset(dataset.folder)
 
 
-def test_a_broken_manifest_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{}", "", '{"a":' * 100_000], ids=["empty", "no JSON", "nested too deep"])
+def test_a_broken_manifest_is_named(tmp_path: Path, text: str) -> None:
     dataset = built(tmp_path)
-    (dataset.folder / "manifest.json").write_text("{}")
+    (dataset.folder / "manifest.json").write_text(text)
     with pytest.raises(StoreError, match=r"manifest\.json"):
         list_datasets(tmp_path)
 
