@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -145,8 +145,6 @@ def run(
 
     What became of it is recorded, also when this raises.
     """
-    for split in (text.dataset.manifest.train, text.dataset.manifest.validation):
-        verify_shards(text.dataset.folder, split.shards)  # or changed text would be trained on in silence
     network = decode_network(network_bytes(store, record.session), shop.registry)
     cursor = BatchCursor(text.dataset, _cursor_settings(settings_of(record), context_of(network)))
     backend = shop.make_backend(1)
@@ -170,6 +168,8 @@ def run(
     )
     _mark(store, record.session, status="running", pid=shop.pid, workers=worker_ids(shop.cluster.n_workers))
     try:
+        for split in (text.dataset.manifest.train, text.dataset.manifest.validation):
+            verify_shards(text.dataset.folder, split.shards)  # or changed text would be trained on in silence
         outcome = asyncio.run(run_session(job, tools, watcher, stop_file))
     except BaseException as error:
         # The mark is an extra: if the store fails too, the error that came first is the one to tell.
@@ -265,7 +265,7 @@ def generate(shop: Workshop, checkpoint_path: Path, watcher: Watcher, prompt: st
     facts = checkpoint.manifest.facts
     tokenizer = tokenizer_from_file(checkpoint_path / TOKENIZER_FILE)
     network = decode_network(checkpoint.network, shop.registry)
-    stored = msgspec.convert(facts.settings, TrainingSettings)
+    stored = _settings_in(facts.settings, str(checkpoint_path))
     # One sequence, and nothing left to train: the session is at rest at once.
     settings = msgspec.structs.replace(stored, steps=facts.step, batch=1, microbatches=1)
     job = SessionJob(
@@ -295,12 +295,16 @@ def generate(shop: Workshop, checkpoint_path: Path, watcher: Watcher, prompt: st
 
 def settings_of(record: SessionRecord) -> TrainingSettings:
     """The settings with which the session was created."""
+    return _settings_in(record.settings, record.session)
+
+
+def _settings_in(form: Mapping[str, Any], where: str) -> TrainingSettings:
     try:
-        return msgspec.convert(record.settings, TrainingSettings)
+        return msgspec.convert(form, TrainingSettings)
     except msgspec.ValidationError as error:
         raise StoreError(
-            "the settings of a session cannot be read",
-            where=record.session,
+            "the stored training settings cannot be read",
+            where=where,
             why=str(error),
             fix="it may be from another version: pip install --upgrade dcnr-app",
         ) from error

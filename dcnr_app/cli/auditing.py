@@ -5,12 +5,10 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
-import msgspec
-
 from dcnr_app.app import App
 from dcnr_app.data.cursor import n_windows
 from dcnr_app.data.expected import expected_samples
-from dcnr_app.errors import StoreError
+from dcnr_app.errors import InvalidError, StoreError
 from dcnr_app.nodes.graph.network import context_of, decode_network
 from dcnr_app.sessions import settings_of
 from dcnr_app.store.ledger import audit
@@ -18,16 +16,7 @@ from dcnr_app.store.sessions import SessionRecord, network_bytes
 from dcnr_app.store.store import Store
 
 _SHOWN_IDS = 20
-# no JSON or a wrong field; nested too deep; JSON that is not a network's form, or of one without `tokens`
-_NO_NETWORK = (
-    msgspec.MsgspecError,
-    RecursionError,
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    StopIteration,
-)
+_NO_NETWORK = (InvalidError, StopIteration, ValueError)  # no network's form, or of one without `tokens`
 
 
 def audit_session(app: App, store: Store, record: SessionRecord) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from dcnr_app.engine.backend import DType
+from dcnr_app.errors import InvalidError
 from dcnr_app.ids import NetworkId
 from dcnr_app.nodes.contract import VNode
 from dcnr_app.nodes.registry import Registry, vnode_form
@@ -90,8 +91,17 @@ def encode_network(network: Network) -> bytes:
 
 
 def decode_network(raw: bytes, registry: Registry) -> Network:
-    """The Network in `raw`. Raises msgspec.ValidationError or KeyError for what this build does not know."""
-    form = msgspec.json.decode(raw, type=dict[str, Any])
+    """The Network in `raw`. Raises InvalidError for what is none, or what this build does not know."""
+    try:
+        return _network_of(msgspec.json.decode(raw, type=dict[str, Any]), registry)
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidError(
+            f"a network's stored form cannot be read: {type(error).__name__}: {error}",
+            fix="it may be from another version: pip install --upgrade dcnr-app",
+        ) from error
+
+
+def _network_of(form: Mapping[str, Any], registry: Registry) -> Network:
     nodes = tuple(
         NetworkNode(
             name=entry["name"],

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcnr_app.errors import InvalidError
 from dcnr_app.nodes.contract import VNode, tag_of
 from dcnr_app.nodes.dropout import Dropout
 from dcnr_app.nodes.graph.network import (
@@ -123,3 +124,9 @@ def test_every_field_of_a_vnode_is_part_of_the_id() -> None:
             nodes[index] = msgspec.structs.replace(node, vnode=vnode)
             changed = msgspec.structs.replace(network, nodes=tuple(nodes))
             assert network_id(changed) != original, f"{tag_of(type(node.vnode))}.{field.name}"
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b'{"nodes": 1}', b'{"a":' * 100_000, b"\xff"])
+def test_bytes_that_are_no_network_are_refused_in_words(raw: bytes) -> None:
+    with pytest.raises(InvalidError, match="cannot be read"):
+        decode_network(raw, load_registry())
