@@ -303,7 +303,7 @@ def _settings_in(form: Mapping[str, Any], where: str) -> TrainingSettings:
         return msgspec.convert(form, TrainingSettings)
     except msgspec.ValidationError as error:
         raise StoreError(
-            "the stored training settings cannot be read",
+            "the settings of a session cannot be read",
             where=where,
             why=str(error),
             fix="it may be from another version: pip install --upgrade dcnr-app",
