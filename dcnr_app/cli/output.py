@@ -81,6 +81,32 @@ def give_up(stream: IO[str] | None) -> None:
             os.close(nowhere)
 
 
+class LastingStream:
+    """A text stream for remarks that outlives its terminal: what cannot be written any more is dropped."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the stream knows, as whether it is a terminal."""
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """As of a text stream; raises nothing if the terminal is closed or the disk full."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            give_up(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """As `write`."""
+        try:
+            self._stream.flush()
+        except OSError:
+            give_up(self._stream)
+
+
 def fill_closed_streams() -> None:
     """Let file descriptors 0 to 2 lead nowhere where the caller has closed them.
 

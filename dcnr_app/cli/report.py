@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from types import TracebackType
-from typing import Self
+from typing import IO, Self, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dcnr_app.cli.output import LastingStream, printable
 from dcnr_app.clock import Clock
 from dcnr_app.cluster.decision import Decision
 from dcnr_app.cluster.messages import GradientsReady
@@ -36,11 +37,14 @@ class RunReport:
     """A Watcher for people. `stop` is None until the run can be stopped; a signal handler may call it."""
 
     def __init__(self, clock: Clock, *, n_steps: int = 0, is_quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=is_quiet, highlight=False)
+        # A closed terminal must not end the training that it showed.
+        stream = None if sys.stderr is None else cast(IO[str], LastingStream(sys.stderr))
+        self.console = Console(file=stream, stderr=True, quiet=is_quiet, highlight=False)
         if not self.console.is_terminal:
             self.console.width = _FILE_WIDTH  # nobody wraps a file's lines
         self.stop: Callable[[], None] | None = None
         self.losses: list[float] = []
+        self.skipped: set[int] = set()
         self._clock = clock
         self._n_steps = n_steps
         self._is_live = self.console.is_terminal and not is_quiet
@@ -80,7 +84,7 @@ class RunReport:
 
     def say(self, text: str) -> None:
         """One line for the person."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, soft_wrap=True)
 
     # ---- preparation
 
@@ -111,7 +115,9 @@ class RunReport:
     ) -> None:
         """A step was committed."""
         now_ms = self._clock.monotonic_ms()
-        if not decision.skip:
+        if decision.skip:
+            self.skipped.add(decision.step)
+        else:
             self.losses.append(decision.loss)
         self._recent.append((now_ms, decision.target_count))
         facts = self._facts(decision, reports, is_replay=is_replay)
@@ -211,14 +217,16 @@ def plan_table(network: Network, plan: Plan) -> Table:
     return table
 
 
-def loss_curve(losses: Sequence[float], width: int = 60, height: int = 8) -> str:
-    """A text picture of a loss series: each column is the mean of its share of the steps."""
+def loss_curve(losses: Sequence[float | None], width: int = 60, height: int = 8) -> str:
+    """A text picture of a loss series: each column is the mean of its share of the steps. None: a step
+    without a loss."""
     n_columns = min(width, len(losses))
     if n_columns < 2:
         return ""
     edges = [round(i * len(losses) / n_columns) for i in range(n_columns + 1)]
-    means = [sum(losses[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
+    shares = [[loss for loss in losses[a:b] if loss is not None] for a, b in pairwise(edges)]
+    means = [sum(share) / len(share) if share else math.nan for share in shares]
+    low, high = min(filter(math.isfinite, means), default=0.0), max(filter(math.isfinite, means), default=0.0)
     span = (high - low) or 1.0
     levels = [(mean - low) / span * (height * 8 - 1) for mean in means]
     lines = []
@@ -235,9 +243,4 @@ def _short(pnode: PNodeId, *, is_wide: bool) -> str:
 
 
 def _cell(level: float) -> str:
-    return " " if level < 0 else _BLOCKS[min(7, int(level))]
-
-
-def is_terminal() -> bool:
-    """Whether a person watches stderr."""
-    return sys.stderr.isatty()
+    return " " if math.isnan(level) or level < 0 else _BLOCKS[min(7, int(level))]

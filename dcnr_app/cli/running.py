@@ -6,25 +6,29 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from dcnr_app import sessions
 from dcnr_app.app import App
-from dcnr_app.cli.output import is_quiet, write_json, write_text
+from dcnr_app.cli.output import is_quiet, path_text, write_json, write_text
 from dcnr_app.cli.report import RunReport, loss_curve
 from dcnr_app.data.dataset import SplitSettings
 from dcnr_app.data.documents import Document, standard_library_documents, utf8
 from dcnr_app.data.prepare import prepare, splittable_corpus
 from dcnr_app.data.tokenizer_training import TokenizerSettings
-from dcnr_app.errors import UserError
+from dcnr_app.errors import StoreError, UserError
 from dcnr_app.nodes.graph.load import LoadedNetwork
 from dcnr_app.nodes.graph.training import TrainingSettings
 from dcnr_app.store.lock import HomeLock
 from dcnr_app.store.sessions import SessionRecord
 from dcnr_app.store.store import Store
 
-INTERRUPTED, TERMINATED = 130, 143
+HUNG_UP = 129
+_ENDED = (
+    128  # a shell's exit code for the end by signal n is 128 + n: 129 hung up, 130 Ctrl-C, 143 terminated
+)
 
 
 def prepare_text(app: App, data: tuple[str, ...], vocabulary: int, report: RunReport) -> sessions.Text:
@@ -103,10 +107,16 @@ def _hold_and_run(
                 result = work(store, report)
         except KeyboardInterrupt:
             return _exit_code(received)
-    if as_json:
-        write_json(result)
-    else:
-        _summarise(result, report)
+    if result["checkpoint"]:
+        result["checkpoint"] = path_text(Path(result["checkpoint"]))
+    try:
+        if as_json:
+            write_json(result)
+        else:
+            _summarise(result, report)
+    except StoreError:
+        if _exit_code(received) != HUNG_UP:  # then stdout is gone with the terminal, as was to be expected
+            raise
     return _exit_code(received) if result["status"] == "stopped" else 0
 
 
@@ -130,20 +140,28 @@ def _train(
 
 
 def _exit_code(received: list[int]) -> int:
-    """130 or 143 by the first signal; 0 without one: another process asked for the stop."""
-    if not received:
-        return 0
-    return TERMINATED if received[0] == signal.SIGTERM else INTERRUPTED
+    """129, 130 or 143 by the first signal; 0 without one: another process asked for the stop."""
+    return _ENDED + received[0] if received else 0
+
+
+def _stop_signals() -> list[signal.Signals]:
+    """Ctrl-C, a request to terminate, and a closed terminal: unless that is ignored already, as by nohup."""
+    hang_up: signal.Signals | None = getattr(signal, "SIGHUP", None)  # not on Windows
+    if hang_up is None or signal.getsignal(hang_up) == signal.SIG_IGN:
+        return [signal.SIGINT, signal.SIGTERM]
+    return [signal.SIGINT, signal.SIGTERM, hang_up]
 
 
 @contextmanager
 def _signals(report: RunReport) -> Iterator[list[int]]:
-    """First Ctrl-C (or SIGTERM): training stops at the next step with a checkpoint; what comes before
+    """First Ctrl-C (or SIGTERM, SIGHUP): training stops at the next step with a checkpoint; what comes before
     training is given up. Second: end at once."""
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         del frame
+        if received and number == getattr(signal, "SIGHUP", None):
+            return  # a closing terminal tells it several times
         received.append(number)
         if len(received) > 1:
             report.restore_terminal()
@@ -152,7 +170,7 @@ def _signals(report: RunReport) -> Iterator[list[int]]:
             raise KeyboardInterrupt
         report.stop()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in _stop_signals()}
     try:
         yield received
     finally:
@@ -162,7 +180,9 @@ def _signals(report: RunReport) -> Iterator[list[int]]:
 
 def _summarise(result: dict[str, Any], report: RunReport) -> None:
     """The end of a run, for a person: stdout has the facts, as data."""
-    curve = loss_curve(result["losses"])
+    skipped = report.skipped
+    losses = [None if step in skipped else loss for step, loss in enumerate(result["losses"], start=1)]
+    curve = loss_curve(losses)
     lines = [curve] if curve else []
     validation, baselines = result["validation"], result["baselines"]
     if validation:

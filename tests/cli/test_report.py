@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from dcnr_app.cli.report import RunReport
+from dcnr_app.cli.report import RunReport, loss_curve
 from dcnr_app.clock import SystemClock
 from dcnr_app.cluster.decision import Decision
 from dcnr_app.cluster.messages import GradientsReady
@@ -47,6 +47,34 @@ def test_a_skipped_step_has_no_loss_and_is_not_in_the_curve() -> None:
     report = RunReport(SystemClock(), n_steps=3)
     report.stepped(decision(1), reports(), is_replay=False)
     report.stepped(decision(2, skip=True), reports(), is_replay=False)
+    assert report.losses == [4.5]
+    assert report.skipped == {2}
+
+
+def test_the_curve_leaves_a_gap_where_a_step_has_no_loss() -> None:
+    lines = loss_curve([4.0, None, 3.0, 2.0], height=2).splitlines()
+    assert lines[0] == "  4.000 │█   "
+    assert lines[1] == "  2.000 │█ █▁"
+    assert lines[2].endswith("step 4")
+    assert "nan" not in loss_curve([None, None, None])
+
+
+class Gone(io.StringIO):
+    """A terminal that was closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_closed_terminal_does_not_end_what_it_showed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", Gone())
+    report = RunReport(SystemClock(), n_steps=3)
+    with report:
+        report.say("text")
+        report.stepped(decision(1), reports(), is_replay=False)
     assert report.losses == [4.5]
 
 

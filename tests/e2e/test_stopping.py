@@ -1,13 +1,17 @@
-"""Ctrl-C, SIGTERM and the stop file: when they come decides what is kept; never is a process left."""
+"""Ctrl-C, SIGTERM, SIGHUP and the stop file: when they come decides what is kept; never is a process left."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from tests.e2e.conftest import LONG
-from tests.e2e.place import Place
+from tests.e2e.place import Place, Running
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 
@@ -22,7 +26,9 @@ def check_stopped(place: Place, workers_step: int) -> None:
     assert place.checkpoints()[-1].name == f"step-{listed['step']:08d}"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_one_signal_stops_with_a_checkpoint_of_the_last_step(
     place: Place, number: signal.Signals, code: int
 ) -> None:
@@ -104,6 +110,39 @@ def test_session_stop_of_another_process_stops_with_a_checkpoint_and_exit_code_0
     assert (asked.code, asked.result["status"]) == (0, "stopped")
     assert (ended.code, ended.stderr) == (0, "")
     check_stopped(place, 3)
+
+
+def test_a_closed_terminal_stops_with_a_checkpoint(place: Place) -> None:
+    ours, theirs = os.openpty()
+    terminal = os.ttyname(theirs)
+    arguments = shlex.join([sys.executable, "-m", "dcnr_app", *place.demo(workers=1, steps=FOREVER)])
+    # The first terminal that the leader of a new session opens is the one that can hang up.
+    line = f"exec {arguments} <{terminal} >{terminal} 2>{terminal}"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", line], env=place.environment, start_new_session=True, text=True
+    ) as process:
+        run = Running(place, process)
+        try:
+            run.until(lambda: bool(os.read(ours, 65_536)) and place.n_commits() >= 3)
+            os.close(theirs)
+            os.close(ours)
+            assert process.wait(20) == 129
+            run.no_worker_within(0.5)
+        finally:
+            run.kill_all()
+    check_stopped(place, 3)
+
+
+def test_a_hang_up_is_ignored_where_the_caller_ignores_it(place: Place) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with place.running(*place.demo(workers=0, steps=LONG), "--json") as run:
+            run.until_step(2)
+            run.signal(signal.SIGHUP)
+            ended = run.ended()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (ended.code, ended.result["status"]) == (0, "finished")
 
 
 def test_a_person_at_a_terminal_is_told_that_it_stops(place: Place) -> None:
