@@ -50,7 +50,9 @@ def check_prompt(prompt: str) -> None:
     """Raise UserError for a prompt that no text can follow, before anything is begun."""
     utf8(prompt, "--prompt")
     if not prompt:
-        raise UserError("the prompt is empty", fix="give at least one character: --prompt 'def '")
+        raise UserError(
+            "the prompt is empty", where="--prompt", fix="give at least one character: --prompt 'def '"
+        )
 
 
 def start_session(
