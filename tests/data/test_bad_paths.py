@@ -19,6 +19,7 @@ def test_a_path_that_cannot_exist_is_a_user_error(path: str) -> None:
         list(Corpus([path]))
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe_is_refused_by_name_and_left_out_of_a_folder(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "notes.txt").write_text("text")
