@@ -138,4 +138,4 @@ def _ending(code: int | None) -> str:
         return "has not ended"
     if code >= 0:
         return f"ended with code {code}"
-    return f"was ended by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
+    return f"was killed by signal {-code} ({signal.strsignal(-code) or 'unknown'})"

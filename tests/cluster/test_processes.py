@@ -65,7 +65,7 @@ def test_a_killed_worker_is_told_apart_from_one_that_ended() -> None:
         watching = asyncio.ensure_future(worker.watch(lambda pnode, how: ends.append((pnode, how))))
         psutil.Process(worker.pid).kill()
         await watching
-        assert ends == [("worker-1", f"its process {worker.pid} was ended by signal 9 (Killed)")]
+        assert ends == [("worker-1", f"its process {worker.pid} was killed by signal 9 (Killed)")]
         assert worker.was_killed
         await worker.close()
 
@@ -90,7 +90,7 @@ def test_a_cancelled_start_leaves_no_process() -> None:
     ("startup", "said"),
     [
         ("import os; os._exit(7)", "PNode worker-1 ended with code 7 before it could be reached"),
-        ("import os; os.kill(os.getpid(), 9)", "PNode worker-1 was ended by signal 9 (Killed) before"),
+        ("import os; os.kill(os.getpid(), 9)", "PNode worker-1 was killed by signal 9 (Killed) before"),
         ("print('good morning', flush=True)", "PNode worker-1 did not say where it listens"),
     ],
 )
