@@ -15,7 +15,7 @@ from typing import IO, Self, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from dcnr_app.cli.output import LastingStream, printable
 from dcnr_app.clock import Clock
@@ -65,9 +65,13 @@ class RunReport:
             self._progress = Progress(
                 TextColumn("{task.description}"),
                 *([BarColumn(bar_width=24)] if self._is_wide else []),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[facts]}"),
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(table_column=Column(no_wrap=True)),
+                # The facts take what is left of the line; else rich takes the room from all columns alike.
+                TextColumn(
+                    "{task.fields[facts]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+                ),
+                expand=True,
                 console=self.console,
                 refresh_per_second=4,
             )
@@ -124,6 +128,8 @@ class RunReport:
         if self._progress is not None:
             if self._task is None:
                 self._task = self._progress.add_task("train", total=self._n_steps, facts="")
+                for stage in [] if self._is_wide else self._stages.values():
+                    self._progress.update(stage, visible=False)  # their long names would take its room
             self._progress.update(self._task, completed=decision.step, facts=facts)
         elif now_ms - self._printed_ms > _PLAIN_EVERY_MS or decision.step == self._n_steps:
             self._printed_ms = now_ms

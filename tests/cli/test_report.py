@@ -28,6 +28,12 @@ def reports() -> dict[PNodeId, GradientsReady]:
     return {PNodeId("worker-1"): ready, PNodeId("worker-2"): ready}
 
 
+def many_reports() -> dict[PNodeId, GradientsReady]:
+    """Of more workers than a line can name."""
+    ready = reports()[PNodeId("worker-1")]
+    return {PNodeId(f"worker-{number}"): ready for number in range(1, 17)}
+
+
 @pytest.mark.parametrize("width", [80, 110, 160])
 def test_live_line_shows_steps_and_time_left_at_every_width(width: int) -> None:
     report = RunReport(SystemClock(), n_steps=300)
@@ -35,8 +41,9 @@ def test_live_line_shows_steps_and_time_left_at_every_width(width: int) -> None:
     report.console = Console(file=screen, width=width, force_terminal=True, highlight=False)
     report._is_live = True
     with report:
+        report.prepared("train tokenizer", 2_000_000, 2_000_000)
         for step in (1, 2, 3):
-            report.stepped(decision(step), reports(), is_replay=False)
+            report.stepped(decision(step), many_reports(), is_replay=True)
     last = screen.getvalue().splitlines()[-2]
     assert "3/300" in last
     assert "0:0" in last
