@@ -136,8 +136,7 @@ def child_environment() -> dict[str, str]:
     """The whole environment of a PNode process: this one's, with single-threaded BLAS.
 
     The engine spreads fixed tiles over threads of its own; a BLAS that does so too would make results depend
-    on
-    the number of cores.
+    on the number of cores.
     """
     single = dict.fromkeys(
         ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"

@@ -1,11 +1,10 @@
 """The coordinator core: a session's two-phase steps, validation and checkpoints. Pure: no IO, no clock, no
 arrays.
 
-Stages: new -> configuring -> [loading] -> batching -> training -> committing -> batching of the next step;
-at a
-boundary that needs one: settling (all have applied) -> [validating] -> batching or trained. A checkpoint is
-gathered
-beside the next step; no step is committed more than `checkpoint_every` after the last durable checkpoint.
+Stages: new -> configuring -> [loading] -> batching -> training -> committing -> batching of the next step; at
+a boundary that needs one: settling (all have applied) -> [validating] -> batching or trained. A checkpoint is
+gathered beside the next step; no step is committed more than `checkpoint_every` after the last durable
+checkpoint.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypedDict
+from typing import Literal
 
 import msgspec
 
 from dcnr_app.cluster.decision import Decision, LossScale
 from dcnr_app.cluster.effects import CoordinatorEffect, Release
 from dcnr_app.cluster.inputs import Handle, Handles
-from dcnr_app.cluster.messages import GradientsReady
+from dcnr_app.cluster.messages import GradientsReady, SessionIds
 from dcnr_app.cluster.plan import Plan
 from dcnr_app.ids import PNodeId, SessionId
 from dcnr_app.nodes.graph.training import TrainingSettings
@@ -30,19 +30,11 @@ Stage = Literal[
 ]
 
 
-class SessionIds(TypedDict):
-    """The fields by which every message of a session is fenced."""
-
-    session: SessionId
-    generation: int
-
-
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """All that is fixed for one generation of a session.
 
     `resume_step` is the step of the checkpoint to start from (0: from the seed), `t` and `scale` its
-    counters.
-    `recorded` are the decisions that were committed after it: they are replayed, not made again.
+    counters. `recorded` are the decisions that were committed after it: they are replayed, not made again.
     `checked_device_class` is the class on which they were made.
     """
 

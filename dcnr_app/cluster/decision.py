@@ -1,8 +1,7 @@
 """The numbers of one step's decision: learning rate, clipping, loss scale, folds. Pure.
 
 All folds run in a fixed order (microbatch order, name order), so that the same gradients give the same
-decision
-wherever they were computed.
+decision wherever they were computed.
 """
 
 from __future__ import annotations

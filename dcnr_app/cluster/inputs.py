@@ -77,10 +77,8 @@ class Prepared(_Frozen, frozen=True):
     """A worker's runtime is ready for the plan.
 
     `copies_to`: owned shared parameters and the other PNodes with sites; `copies_from`: parameters with a
-    local site
-    that are owned elsewhere; `sites_from`: "parameter|site" accumulators that arrive from others;
-    `site_owner`: the
-    owner of each "parameter|site" accumulator that is sent away.
+    local site that are owned elsewhere; `sites_from`: "parameter|site" accumulators that arrive from others;
+    `site_owner`: the owner of each "parameter|site" accumulator that is sent away.
     """
 
     owned: tuple[str, ...]

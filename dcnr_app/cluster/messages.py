@@ -1,14 +1,14 @@
 """Messages between PNodes: typed, tagged, without arrays. Pure.
 
 A message may travel with tensors; `tensors` on the wire is described by `TensorHeader`s and follows as raw
-bytes.
-Every message of a session carries its generation: a receiver refuses another one. Unknown fields are ignored.
+bytes. Every message of a session carries its generation: a receiver refuses another one. Unknown fields are
+ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypedDict
 
 import msgspec
 
@@ -26,6 +26,13 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+
+class SessionIds(TypedDict):
+    """The fields by which every message of a session is fenced."""
+
+    session: SessionId
+    generation: int
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):

@@ -14,10 +14,9 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A connected run of VNodes on one PNode, executed as one task.
 
     `needs` are references that enter from outside the segment; `gives` references that leave it. `text_needs`
-    are those of `needs` that the logits depend on: all that generation waits for.
-    `gradients_in` are keys of edges whose gradient enters the segment's backward; `gradients_out` those that
-    leave.
-    An edge's gradient travels from the target's segment to the source's.
+    are those of `needs` that the logits depend on: all that generation waits for. `gradients_in` are keys of
+    edges whose gradient enters the segment's backward; `gradients_out` those that leave. An edge's gradient
+    travels from the target's segment to the source's.
     """
 
     index: int

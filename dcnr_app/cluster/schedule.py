@@ -1,10 +1,8 @@
 """From an assignment to a Plan: segments, and one global task order restricted to each PNode. Pure.
 
 The order comes from a list-scheduling simulation of one step: backward before forward, lowest microbatch
-first
-(1F1B, Narayanan et al. 2019), at most `in_flight` microbatches under way. Since it is a topological order of
-all
-tasks, PNodes that each follow their part of it cannot wait for each other in a circle.
+first (1F1B, Narayanan et al. 2019), at most `in_flight` microbatches under way. Since it is a topological
+order of all tasks, PNodes that each follow their part of it cannot wait for each other in a circle.
 """
 
 from __future__ import annotations

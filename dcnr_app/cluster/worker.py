@@ -1,9 +1,8 @@
 """The worker core: a PNode's side of the step protocol. Pure: no IO, no clock, no arrays.
 
 Arrival of a tensor only makes a task ready; training tasks run in list order (DESIGN §5). One compute effect
-is
-under way at a time. Stages of a step: computing -> [collecting -> awaiting-sites] -> measuring -> deciding ->
-applying -> [awaiting-copies <-> storing] -> [capturing] -> computing of the next step.
+is under way at a time. Stages of a step: computing -> [collecting -> awaiting-sites] -> measuring -> deciding
+-> applying -> [awaiting-copies <-> storing] -> [capturing] -> computing of the next step.
 """
 
 from __future__ import annotations

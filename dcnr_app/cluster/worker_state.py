@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal
 
 import msgspec
 
 from dcnr_app.cluster.effects import Release, WorkerEffect
 from dcnr_app.cluster.inputs import Handle, Prepared
-from dcnr_app.cluster.messages import Commit, Configure
+from dcnr_app.cluster.messages import Commit, Configure, SessionIds
 from dcnr_app.cluster.plan import Plan, Task
 from dcnr_app.cluster.routes import Routes, TaskKey
 from dcnr_app.errors import InvariantError
-from dcnr_app.ids import PNodeId, SessionId
+from dcnr_app.ids import PNodeId
 
 Stage = Literal[
     "idle", "preparing", "loading", "computing", "collecting", "awaiting-sites", "measuring", "deciding",
     "applying",
     "awaiting-copies", "storing", "capturing", "failed",
 ]  # fmt: skip
-
-
-class SessionIds(TypedDict):
-    """The fields by which every message of a session is fenced."""
-
-    session: SessionId
-    generation: int
 
 
 class WorkerState(msgspec.Struct):

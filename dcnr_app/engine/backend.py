@@ -1,11 +1,10 @@
 """The Backend protocol: what an array engine must offer. Knows no array library.
 
 Legend: N rows · I in · O out · B batch · H heads · T tokens · D head size · V vocabulary.
+
 Arrays are opaque: they have `.shape`, `.dtype` and the operators + - * / and unary -; all else goes through
-the
-backend. No operation writes into its arguments. Every result is a function of the arguments' values and
-shapes
-alone: never of the number of threads, of memory addresses, or of what ran before.
+the backend. No operation writes into its arguments. Every result is a function of the arguments' values and
+shapes alone: never of the number of threads, of memory addresses, or of what ran before.
 """
 
 from __future__ import annotations

@@ -65,9 +65,8 @@ class VNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Class facts: `in_ports` names the inputs (`is_variadic`: the last one repeats, at least once);
     `is_differentiable` False means that no gradient passes; `is_cost` marks a loss whose single output is a
-    sum;
-    `is_host` VNodes stay on the orchestrator; `is_row_wise` means that row i of the output depends on row i
-    only.
+    sum; `is_host` VNodes stay on the orchestrator; `is_row_wise` means that row i of the output depends on
+    row i only.
     """
 
     in_ports: ClassVar[tuple[str, ...]] = ("x",)

@@ -20,8 +20,7 @@ class Linear(VNode, frozen=True, kw_only=True, tag="linear.v1"):
     """Affine map  y = x Wᵀ + b.      dx = dy W,  dW = dyᵀ x,  db = Σ_N dy
 
     N rows (all leading axes) · I in · O out.   x (..., I) -> y (..., O).   Any float dtype; accumulates in
-    float32.
-    `init_std` 0 means 1/sqrt(I).
+    float32. `init_std` 0 means 1/sqrt(I).
     """
 
     n_in: int

@@ -135,8 +135,7 @@ def gradient_references(network: Network) -> frozenset[str]:
     """References of tensors through which a gradient flows.
 
     A gradient flows into a node's output if the node is differentiable, some differentiable consumer passes
-    one on,
-    and a parameter lies at or above it; the cost node starts it.
+    one on, and a parameter lies at or above it; the cost node starts it.
     """
     has_parameter: dict[str, bool] = {entry.name: False for entry in network.inputs}
     for node in network.nodes:

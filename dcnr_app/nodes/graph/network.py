@@ -1,8 +1,7 @@
 """The Network: a graph of VNodes after loading and expansion. Pure; knows no YAML and no arrays.
 
 A reference names one tensor: `<name>:<port>`, where name is a node's or a network input's. Node names of
-repeated
-blocks are paths: `block/0/attention`. A parameter's canonical name is `<node>.<parameter>`.
+repeated blocks are paths: `block/0/attention`. A parameter's canonical name is `<node>.<parameter>`.
 """
 
 from __future__ import annotations

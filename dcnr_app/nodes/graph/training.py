@@ -43,8 +43,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """All that decides the numbers besides Network, dataset and device class.
 
     `batch` is sequences per step, split into `microbatches` equal parts. `in_flight` caps microbatches under
-    way
-    (0: a figure fit for the plan's depth). It changes no result.
+    way (0: a figure fit for the plan's depth). It changes no result.
     """
 
     steps: PositiveInt = 200

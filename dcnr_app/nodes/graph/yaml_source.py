@@ -2,8 +2,7 @@
 
 Built from PyYAML's event stream, which is iterative: no nesting can exhaust the stack, and depth, aliases and
 the number of values are checked before anything is expanded. Scalars follow YAML 1.2; a plain scalar that
-YAML 1.1
-reads otherwise (`no`, `12:30`, `010`) is refused, since people read it in two ways.
+YAML 1.1 reads otherwise (`no`, `12:30`, `010`) is refused, since people read it in two ways.
 """
 
 from __future__ import annotations
