@@ -25,8 +25,6 @@ from dcnr_app.nodes.graph.analysis import infer_shapes, network_parameters
 from dcnr_app.nodes.graph.network import Network
 from dcnr_app.nodes.graph.training import TrainingSettings
 
-OPTIMIZER_SLOTS = {"adamw": ("m", "v"), "sgd": ("velocity",)}
-
 
 class Expectations(msgspec.Struct, frozen=True):
     """Specs of activations by reference and of parameters by name, for one session."""
@@ -37,15 +35,15 @@ class Expectations(msgspec.Struct, frozen=True):
     logits: str
 
 
-def expectations_of(network: Network, settings: TrainingSettings) -> Expectations:
-    """What a session's messages may carry."""
+def expectations_of(network: Network, settings: TrainingSettings, slots: tuple[str, ...]) -> Expectations:
+    """What a session's messages may carry; `slots` are the optimizer's."""
     return Expectations(
         tensors=infer_shapes(network, settings.rows),
         parameters={
             name: TensorSpec(parameter.spec.shape, "float32")
             for name, parameter in network_parameters(network).items()
         },
-        slots=("weight", *OPTIMIZER_SLOTS[settings.optimizer.type]),
+        slots=("weight", *slots),
         logits=network.outputs.get("logits", ""),
     )
 

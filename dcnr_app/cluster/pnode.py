@@ -36,6 +36,7 @@ from dcnr_app.cluster.messages import AnyMessage, Configure, Failed, Refused, Te
 from dcnr_app.cluster.outbox import Outbox
 from dcnr_app.cluster.transport import HostArray, Member, PeerTransport
 from dcnr_app.cluster.worker_state import WorkerState
+from dcnr_app.engine.optimizers import slot_names
 from dcnr_app.errors import DcnrError, PeerError, first_error
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 from dcnr_app.nodes.graph.network import decode_network
@@ -155,7 +156,7 @@ class PNodeDriver:
         """Let the core take the plan; only if it did, expect its tensors and admit its members."""
         try:
             network = decode_network(message.network, self._registry)
-            expected = expectations_of(network, message.settings)
+            expected = expectations_of(network, message.settings, slot_names(message.settings.optimizer.type))
         except (msgspec.MsgspecError, DcnrError, LookupError, TypeError, ValueError) as error:
             reason = f"its network cannot be read: {type(error).__name__}: {error}"
             refused = Refused(reason=reason, tag="configure.v1", generation=message.generation)

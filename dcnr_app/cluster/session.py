@@ -34,6 +34,7 @@ from dcnr_app.cluster.outcome import PNodeFacts, RunOutcome, pnode_facts
 from dcnr_app.cluster.plan import Plan
 from dcnr_app.cluster.transport import LinkTotals
 from dcnr_app.engine.backend import Backend
+from dcnr_app.engine.optimizers import slot_names
 from dcnr_app.errors import DcnrError, InvariantError, PeerError, UnreachableError, UserError, first_error
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 from dcnr_app.nodes.graph.network import Network
@@ -148,7 +149,7 @@ class _Run:
         self._orchestrator = Orchestrator(
             job=assignment_for(job, plan, handles),
             handles=handles,
-            expected=expectations_of(job.network, job.settings),
+            expected=expectations_of(job.network, job.settings, slot_names(job.settings.optimizer.type)),
             feed=tools.feed,
             journal=tools.journal,
             observer=self,

@@ -25,6 +25,7 @@ from dcnr_app.cluster.pnode import PNodeDriver, role_of
 from dcnr_app.cluster.schedule import build_plan
 from dcnr_app.cluster.transport import Member, Receiver
 from dcnr_app.data.source import Microbatch
+from dcnr_app.engine.optimizers import slot_names
 from dcnr_app.engine.reference import ReferenceBackend
 from dcnr_app.errors import DcnrError, first_error
 from dcnr_app.ids import ORCHESTRATOR, PNodeId, SessionId
@@ -128,7 +129,7 @@ class LocalRun:
         self.orchestrator = Orchestrator(
             job=assignment_for(job, self.plan, self.handles),
             handles=self.handles,
-            expected=expectations_of(self.network, settings),
+            expected=expectations_of(self.network, settings, slot_names(settings.optimizer.type)),
             feed=SessionFeed(self.network, RandomText(settings), self.backend, {}),
             journal=self.journal,
             observer=self,

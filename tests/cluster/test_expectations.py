@@ -22,11 +22,12 @@ from dcnr_app.cluster.messages import (
     TensorHeader,
     TrainRequest,
 )
+from dcnr_app.engine.optimizers import slot_names
 from dcnr_app.nodes.graph.training import Optimizer
 from tests.sim.samples import SETTINGS, job_for, plan_for, tiny, with_settings
 
 IDS = {"session": "s", "generation": 1}
-EXPECTED = expectations_of(tiny(), SETTINGS)
+EXPECTED = expectations_of(tiny(), SETTINGS, slot_names(SETTINGS.optimizer.type))
 BATCH = ((2, 8), "int32")
 WIDE = ((2, 8, 8), "float32")
 HOP = {"request": 1, "phase": "train", "step": 1, "microbatch": 0, "segment": 0}
@@ -138,7 +139,7 @@ def test_messages_without_tensors_pass_and_with_one_do_not() -> None:
 
 
 def test_the_slots_are_the_optimizers() -> None:
-    sgd = expectations_of(tiny(), with_settings(optimizer=Optimizer(type="sgd")))
+    sgd = expectations_of(tiny(), with_settings(optimizer=Optimizer(type="sgd")), slot_names("sgd"))
     load = GOOD["load"][0]
     assert why(load, "velocity", (32, 8), "float32", sgd) == ""
     assert why(load, "m", (32, 8), "float32", sgd)
@@ -147,4 +148,6 @@ def test_the_slots_are_the_optimizers() -> None:
 
 def test_a_network_without_logits_expects_no_answer() -> None:
     silent = msgspec.structs.replace(tiny(), outputs={"loss": "loss:0"})
-    assert why(*GOOD["logits"], expected=expectations_of(silent, SETTINGS))
+    assert why(
+        *GOOD["logits"], expected=expectations_of(silent, SETTINGS, slot_names(SETTINGS.optimizer.type))
+    )

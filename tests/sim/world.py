@@ -26,6 +26,7 @@ from dcnr_app.cluster.inputs import (
 from dcnr_app.cluster.messages import AnyMessage, Refused, TensorHeader
 from dcnr_app.data.source import BatchSource
 from dcnr_app.engine.backend import Backend
+from dcnr_app.engine.optimizers import slot_names
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 from dcnr_app.nodes.graph.network import Network
 from dcnr_app.nodes.graph.training import TrainingSettings
@@ -85,7 +86,7 @@ class World:
         self._chaos = chaos
         self._random = random.Random(chaos.seed)  # noqa: S311  # a simulation, not a secret
         self._checkpoint_ms = checkpoint_ms
-        self._expected = expectations_of(network, settings)
+        self._expected = expectations_of(network, settings, slot_names(settings.optimizer.type))
         self.feed = SessionFeed(network, source or Batches(settings), backend, {})
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._n_events = 0
