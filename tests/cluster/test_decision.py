@@ -66,7 +66,10 @@ def test_without_warm_up_the_first_update_is_near_the_peak() -> None:
     assert learning_rate_at(schedule(warmup=0), 1) == pytest.approx(PEAK * cosine)
 
 
-@given(st.integers(1, 300), st.integers(0, 300), st.floats(0.0, 1.0), st.integers(1, 600))
+# A subnormal floor times the peak is 0 in float64: that says nothing of the schedule.
+@given(
+    st.integers(1, 300), st.integers(0, 300), st.floats(0.0, 1.0, allow_subnormal=False), st.integers(1, 600)
+)
 def test_the_rate_stays_between_floor_and_peak_and_never_rises_after_warm_up(
     steps: int, warmup: int, floor: float, t: int
 ) -> None:
