@@ -23,7 +23,8 @@ from dcnr_app.cluster.feeds import SessionFeed
 from dcnr_app.cluster.generation import Sampling
 from dcnr_app.cluster.journal import SessionJournal
 from dcnr_app.cluster.local_cluster import LOCAL, ClusterSettings
-from dcnr_app.cluster.session import SessionJob, SessionTools, StartPoint, run_session
+from dcnr_app.cluster.session import SessionJob, SessionTools, run_session
+from dcnr_app.cluster.start_point import StartPoint
 from dcnr_app.data.source import Microbatch
 from dcnr_app.nodes.graph.load import LoadedNetwork
 from dcnr_app.nodes.graph.network import encode_network, network_id
@@ -78,6 +79,12 @@ class Stopwatch:
 
     def validated(self, step: int, loss: float) -> None:
         """Nothing to note."""
+
+    def recovering(self, reason: str) -> None:
+        """No PNode is lost here."""
+
+    def replanned(self, network: Any, plan: Any, step: int) -> None:
+        """No plan changes here."""
 
     def no_sample(self, why: str) -> None:
         """Nobody reads it."""
@@ -154,7 +161,7 @@ def run(work: Path, threads: int, folder: Path) -> dict[str, Any]:
             make_backend=make_backend,
             clock=app.clock,
             feed=SessionFeed(loaded.network, WorkFile(tokens, settings.microbatches), backend, {}),
-            journal=SessionJournal(store, record.session, app.clock, lambda effect, parts: ""),
+            journal=SessionJournal(store, record.session, app.clock, lambda effect, parts: "", StartPoint),
             coder=NoText(),
             orchestrator_pid=os.getpid(),
         )

@@ -98,6 +98,7 @@ class App:
                 n_workers=n_workers,
                 threads=max(1, n_cores // max(1, n_workers)),
                 environment=child_environment(),
+                restarts=True,
             ),
             pid=os.getpid(),
         )

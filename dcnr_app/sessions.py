@@ -16,7 +16,7 @@ from dcnr_app.clock import Clock
 from dcnr_app.cluster import keeping
 from dcnr_app.cluster.feeds import SessionFeed, check_inputs
 from dcnr_app.cluster.generation import Sampling
-from dcnr_app.cluster.journal import CheckpointWriter, SessionJournal, read_decisions
+from dcnr_app.cluster.journal import CheckpointWriter, SessionJournal, append_generation, read_decisions
 from dcnr_app.cluster.keeping import Found
 from dcnr_app.cluster.local_cluster import ClusterSettings, worker_ids
 from dcnr_app.cluster.result import Scores, session_result
@@ -24,11 +24,11 @@ from dcnr_app.cluster.session import (
     RunOutcome,
     SessionJob,
     SessionTools,
-    StartPoint,
     Watcher,
     plan_for,
     run_session,
 )
+from dcnr_app.cluster.start_point import StartPoint
 from dcnr_app.data.baselines import bits_per_byte, measure_baselines, target_bytes
 from dcnr_app.data.cursor import BatchCursor, CursorSettings
 from dcnr_app.data.dataset import Dataset
@@ -163,7 +163,9 @@ def run(
     tools = _tools(
         shop,
         SessionFeed(network, cursor, backend, {"tokenizer": text.tokenizer}),
-        SessionJournal(store, record.session, shop.clock, writer),
+        SessionJournal(
+            store, record.session, shop.clock, writer, lambda: find_start(shop, store, record).start
+        ),
         text.tokenizer,
     )
     _mark(store, record.session, status="running", pid=shop.pid, workers=worker_ids(shop.cluster.n_workers))
@@ -314,8 +316,8 @@ def _next_generation(shop: Workshop, store: Store, record: SessionRecord, start:
     """Fence earlier runs: one event per run, numbered."""
     stream = f"session/{record.session}"
     generation = len(store.read(stream)) + 1
-    body = msgspec.json.encode({"generation": generation, "pid": shop.pid, "from_step": start.step})
-    store.append(stream, "started", body, expected_seq=generation - 1)
+    body = {"generation": generation, "pid": shop.pid, "from_step": start.step}
+    append_generation(store, record.session, generation, body)
     return generation
 
 

@@ -121,7 +121,7 @@ class RunReport:
         now_ms = self._clock.monotonic_ms()
         if decision.skip:
             self.skipped.add(decision.step)
-        else:
+        elif not is_replay:
             self.losses.append(decision.loss)
         self._recent.append((now_ms, decision.target_count))
         facts = self._facts(decision, reports, is_replay=is_replay)
@@ -138,6 +138,14 @@ class RunReport:
     def validated(self, step: int, loss: float) -> None:
         """A validation loss is known."""
         self.say(f"step {step}: validation loss {loss:.4f}")
+
+    def recovering(self, reason: str) -> None:
+        """A PNode was lost, or the plan changes: the session goes on by itself."""
+        self.say(f"{reason}; going on by itself")
+
+    def replanned(self, network: Network, plan: Plan, step: int) -> None:
+        """A new plan is taken up."""
+        self.say(f"generation {plan.generation} goes on after step {step} on {', '.join(plan.pnodes)}")
 
     def no_sample(self, why: str) -> None:
         """The sample could not be written; the training stands."""

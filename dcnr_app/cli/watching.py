@@ -28,6 +28,12 @@ class SilentWatcher:
     def validated(self, step: int, loss: float) -> None:
         """A validation loss is known."""
 
+    def recovering(self, reason: str) -> None:
+        """A PNode was lost."""
+
+    def replanned(self, network: Network, plan: Plan, step: int) -> None:
+        """A new plan is taken up."""
+
     def no_sample(self, why: str) -> None:
         """Nothing: a session that only generates raises instead."""
 

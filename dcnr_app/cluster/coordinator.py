@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from dcnr_app.cluster import coordinator_captures as captures
 from dcnr_app.cluster import coordinator_evaluation as evaluation
+from dcnr_app.cluster import coordinator_generation as generation
+from dcnr_app.cluster import coordinator_recovery as recovery
 from dcnr_app.cluster import coordinator_steps as steps
+from dcnr_app.cluster import coordinator_watch as watch
 from dcnr_app.cluster.coordinator_state import (
     Assignment,
     CoordinatorState,
@@ -21,7 +24,6 @@ from dcnr_app.cluster.coordinator_state import (
 )
 from dcnr_app.cluster.effects import (
     CoordinatorEffect,
-    Deliver,
     Send,
     WorkerReady,
 )
@@ -33,20 +35,22 @@ from dcnr_app.cluster.inputs import (
     GenerateRequested,
     Handles,
     Input,
+    Joined,
+    LeaveRequested,
     Lost,
     Outcome,
     Received,
+    Restored,
     StopRequested,
     TaskFailed,
+    Tick,
 )
 from dcnr_app.cluster.messages import (
     Address,
     AnyMessage,
     Applied,
-    Configure,
     EvalResponse,
     Failed,
-    GenerateRequest,
     GenerateResponse,
     GradientsReady,
     LoadDone,
@@ -55,6 +59,7 @@ from dcnr_app.cluster.messages import (
     Refused,
     StateDone,
     StatePart,
+    Status,
     Stop,
 )
 from dcnr_app.errors import InvariantError
@@ -62,24 +67,21 @@ from dcnr_app.ids import PNodeId
 
 
 def start(
-    job: Assignment, members: tuple[Address, ...]
+    job: Assignment, members: tuple[Address, ...], now_ms: float = 0.0
 ) -> tuple[CoordinatorState, tuple[CoordinatorEffect, ...]]:
     """A session's state and its first effects: configure every PNode of the plan."""
     state = CoordinatorState(
         job, step=job.resume_step, t=job.t, scale=job.scale, durable_step=job.resume_step
     )
-    state.stage = "configuring"
-    state.waiting = set(job.plan.pnodes)
-    configure = Configure(
-        **state.ids,
-        network=job.network,
-        plan=job.plan,
-        settings=job.settings,
-        first_step=job.resume_step + 1,
-        members=members,
-        will_load=bool(job.loads),
-    )
-    return state, tuple(Send(pnode, configure) for pnode in job.plan.pnodes)
+    state.now_ms = now_ms
+    state.generation = job.plan.generation
+    state.validated = set(job.validated)
+    state.order = list(job.plan.pnodes)
+    state.members = {member.pnode: member for member in members if member.pnode in job.plan.pnodes}
+    state.outside = tuple(member for member in members if member.pnode not in job.plan.pnodes)
+    out: list[CoordinatorEffect] = []
+    recovery.configure_all(state, out)
+    return state, tuple(out)
 
 
 def step(
@@ -87,7 +89,7 @@ def step(
 ) -> tuple[CoordinatorState, tuple[CoordinatorEffect, ...]]:
     """Take one input; returns the state (the same object, owned by the caller) and the effects to carry
     out."""
-    del now_ms  # nothing here depends on time yet: liveness comes as Lost
+    state.now_ms = now_ms
     out: list[CoordinatorEffect] = []
     match event:
         case Received(sender, message, tensors):
@@ -95,12 +97,17 @@ def step(
         case Finished(effect_id, outcome):
             _finish(state, out, effect_id, outcome)
         case Lost(peer, reason):
-            if peer in state.job.plan.pnodes:
-                steps.fail(state, out, f"lost PNode {peer}: {reason}", peer, "lost")
+            recovery.lose(state, out, peer, reason)
+        case Joined(member):
+            recovery.join(state, out, member)
+        case LeaveRequested(pnode):
+            recovery.let_go(state, out, pnode)
+        case Tick():
+            watch.tick(state, out)
         case StopRequested():
             state.stop_requested = True
         case GenerateRequested():
-            _generate(state, out, event)
+            generation.ask(state, out, event)
         case _:
             raise InvariantError(f"a coordinator cannot take {type(event).__name__}")
     return state, tuple(out)
@@ -129,34 +136,38 @@ def _receive(
         release(out, tensors)
         if not isinstance(message, Refused):
             tag = str(type(message).__struct_config__.tag)
-            generation = int(getattr(message, "generation", 0))
-            out.append(Send(sender, Refused(reason=refusal, tag=tag, generation=generation)))
+            number = int(getattr(message, "generation", 0))
+            out.append(Send(sender, Refused(reason=refusal, tag=tag, generation=number)))
         return
-    if state.is_over:
+    if state.is_over or state.stage == "recovering":
         release(out, tensors)
         return
+    if not isinstance(message, Status):
+        state.progress_ms = state.now_ms
     match message:
         case StatePart():
             captures.gather(state, out, sender, message.step, message.parameter, tensors)
         case StateDone():
             captures.finish(state, out, sender, message.step, message.count)
         case GenerateResponse():
-            _deliver(state, out, message.index, tensors)
+            generation.deliver(state, out, message.index, tensors)
         case _:
             release(out, tensors)
             _handle(state, out, sender, message)
 
 
 def _why_refused(state: CoordinatorState, sender: PNodeId, message: AnyMessage) -> str:
+    if isinstance(message, Refused) and sender not in state.members:
+        return "of a PNode that is not here"
     if sender not in state.job.plan.pnodes:
         return f"{sender} is not in the plan"
     if isinstance(message, Refused):
         return "" if message.generation in (0, state.job.plan.generation) else "of an older generation"
     if getattr(message, "session", None) != state.job.session:
         return f"the session here is {state.job.session}"
-    generation = getattr(message, "generation", None)
-    if generation != state.job.plan.generation:
-        return f"generation {generation} is not the current one, {state.job.plan.generation}"
+    number = getattr(message, "generation", None)
+    if number != state.job.plan.generation:
+        return f"generation {number} is not the current one, {state.job.plan.generation}"
     return ""
 
 
@@ -176,9 +187,15 @@ def _handle(
                 if evaluation.is_complete(state):
                     steps.next_step(state, out)
         case Failed():
-            steps.fail(state, out, message.what, message.where, "lost" if message.is_lost else "failed")
+            if message.is_lost and state.job.recovery is not None:
+                recovery.report(state, out, sender, message)
+            else:
+                kind = "lost" if message.is_lost else "failed"
+                recovery.fail(state, out, message.what, message.where, kind)
+        case Status():
+            watch.note(state, sender, message)
         case Refused():
-            steps.fail(
+            recovery.fail(
                 state,
                 out,
                 f"{sender} refused {message.tag or 'a message'}: {message.reason}",
@@ -231,12 +248,20 @@ def _finish(state: CoordinatorState, out: list[CoordinatorEffect], effect_id: in
             steps.checkpoint_durable(state, out, captured_step)
             return
     if isinstance(outcome, TaskFailed):
-        steps.fail(state, out, outcome.what, outcome.where, "store")
+        recovery.fail(state, out, outcome.what, outcome.where, "store")
+        return
+    if effect_id and effect_id == state.commit_effect:
+        state.commit_effect = 0
+        recovery.advance(state, out)
         return
     if effect_id != state.effect or state.is_over:
-        if isinstance(outcome, BatchReady):
-            for tensors in outcome.microbatches:
-                release(out, tensors)
+        _release_late(out, outcome)
+        return
+    if state.stage == "recovering":
+        if isinstance(outcome, Restored):
+            recovery.adopt(state, out, outcome)
+        else:
+            recovery.generation_begun(state, out)
         return
     match outcome:
         case BatchReady():
@@ -252,33 +277,11 @@ def _finish(state: CoordinatorState, out: list[CoordinatorEffect], effect_id: in
             raise InvariantError(f"a coordinator cannot take outcome {type(outcome).__name__}")
 
 
-# ---- generation
-
-
-def _generate(state: CoordinatorState, out: list[CoordinatorEffect], event: GenerateRequested) -> None:
-    if state.stage != "trained":
-        raise InvariantError("generation needs a session at rest", why=f"it is {state.stage}")
-    request = state.take_request()
-    state.generation_requests[request] = event.request
-    for pnode, references in state.job.inputs.items():
-        needed = {
-            reference
-            for segment in state.job.plan.segments
-            if segment.pnode == pnode
-            for reference in segment.text_needs
-        }
-        tensors = {name: event.tensors[name] for name in references if name in needed}
-        if tensors:
-            message = GenerateRequest(
-                **state.ids, request=request, step=state.step, index=request, row=event.row
-            )
-            out.append(Send(pnode, message, tensors))
-    release(out, event.tensors)
-
-
-def _deliver(state: CoordinatorState, out: list[CoordinatorEffect], index: int, tensors: Handles) -> None:
-    request = state.generation_requests.pop(index, None)
-    if request is None or "logits" not in tensors:
-        release(out, tensors)
-        return
-    out.append(Deliver(request, tensors["logits"]))
+def _release_late(out: list[CoordinatorEffect], outcome: Outcome) -> None:
+    """Give back what comes for nobody."""
+    if isinstance(outcome, BatchReady):
+        for tensors in outcome.microbatches:
+            release(out, tensors)
+    elif isinstance(outcome, Restored):
+        for tensors in outcome.parts.values():
+            release(out, tensors)

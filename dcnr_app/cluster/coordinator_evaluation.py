@@ -13,7 +13,7 @@ def is_due(state: CoordinatorState) -> bool:
     and at the end."""
     settings = state.job.settings
     is_wanted = state.step > 0 and (state.step % settings.validate_every == 0 or state.step >= settings.steps)
-    return is_wanted and state.step not in state.job.validated
+    return is_wanted and state.step not in state.validated
 
 
 def begin(state: CoordinatorState, out: list[CoordinatorEffect], batch: BatchReady) -> None:
@@ -44,6 +44,7 @@ def take(state: CoordinatorState, out: list[CoordinatorEffect], index: int, loss
         total = 0.0
         for each in sorted(state.evaluation):
             total += state.evaluation[each]
+        state.validated.add(state.step)
         out.append(Validated(state.step, total / sum(state.evaluation_counts)))
 
 

@@ -10,9 +10,10 @@ import msgspec
 from dcnr_app.cluster.decision import Decision, LossScale
 from dcnr_app.cluster.effects import CoordinatorEffect, Release
 from dcnr_app.cluster.inputs import Handle, Handles
-from dcnr_app.cluster.messages import GradientsReady, SessionIds
+from dcnr_app.cluster.messages import Address, GradientsReady, SessionIds, Status
 from dcnr_app.cluster.plan import Plan
 from dcnr_app.ids import PNodeId, SessionId
+from dcnr_app.nodes.graph.network import Network
 from dcnr_app.nodes.graph.training import TrainingSettings
 
 Stage = Literal[
@@ -24,10 +25,23 @@ Stage = Literal[
     "committing",
     "settling",
     "validating",
+    "handing-over",
+    "recovering",
     "trained",
     "failed",
     "left",
 ]
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """How a session goes on without a PNode: it plans anew from `graph`.
+
+    For `grace_ms` it waits for lost PNodes to come back; a generation without progress for `stall_ms` ends.
+    """
+
+    graph: Network
+    grace_ms: float = 0.0
+    stall_ms: float = 120_000.0
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +67,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Steps whose validation loss is recorded already."""
     loads: Mapping[PNodeId, Mapping[str, Handles]] = {}
     """State to load: PNode -> parameter -> slot -> handle."""
+    recovery: Recovery | None = None
+    """None: a lost PNode ends the session."""
 
 
 class Capture(msgspec.Struct):
@@ -101,6 +117,39 @@ class CoordinatorState(msgspec.Struct):
     evaluation_counts: tuple[int, ...] = ()
     evaluation_sent: int = 0
     generation_requests: dict[int, int] = msgspec.field(default_factory=dict)
+    validated: set[int] = msgspec.field(default_factory=set)
+    """Steps whose validation loss is known."""
+    now_ms: float = 0.0
+    generation: int = 0
+    """The highest number that is taken; while a recovery is under way, higher than the plan's."""
+    outside: tuple[Address, ...] = ()
+    """Members that run no VNodes: the orchestrator."""
+    members: dict[PNodeId, Address] = msgspec.field(default_factory=dict)
+    """PNodes that can be used."""
+    order: list[PNodeId] = msgspec.field(default_factory=list)
+    """All PNodes ever known, in the order in which plans use them."""
+    missing: set[PNodeId] = msgspec.field(default_factory=set)
+    """PNodes lost in this recovery: they may come back."""
+    suspect: PNodeId = PNodeId("")
+    """A PNode that another one cannot reach and that is not seen as lost here yet."""
+    link_failures: dict[tuple[PNodeId, PNodeId], int] = msgspec.field(default_factory=dict)
+    """How often one PNode could not reach another since the last new step."""
+    leaving: set[PNodeId] = msgspec.field(default_factory=set)
+    reason: str = ""
+    since_ms: float = 0.0
+    """Why and since when the session recovers."""
+    commit_effect: int = 0
+    """Id of an AppendCommit that was under way when the generation ended."""
+    handover: str = ""
+    """Why a new plan is wanted at a step boundary; empty if none is."""
+    planned_ms: float = 0.0
+    deaths: list[frozenset[str]] = msgspec.field(default_factory=list)
+    """VNodes of the PNodes lost since the last new step."""
+    statuses: dict[PNodeId, Status] = msgspec.field(default_factory=dict)
+    progress_ms: float = 0.0
+    longest_ms: float = 0.0
+    """When something last moved, and the longest compute effect seen."""
+    stalls: int = 0
 
     @property
     def ids(self) -> SessionIds:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dcnr_app.cluster import coordinator_captures as captures
 from dcnr_app.cluster import coordinator_evaluation as evaluation
-from dcnr_app.cluster.coordinator_state import CoordinatorState, drop_everything, release
+from dcnr_app.cluster import coordinator_recovery as recovery
+from dcnr_app.cluster.coordinator_recovery import fail
+from dcnr_app.cluster.coordinator_state import CoordinatorState, release
 from dcnr_app.cluster.decision import Decision, decide, scale_after
 from dcnr_app.cluster.effects import (
     AppendCommit,
@@ -13,7 +15,6 @@ from dcnr_app.cluster.effects import (
     LoadValidation,
     Progress,
     Send,
-    SessionFailed,
     Trained,
 )
 from dcnr_app.cluster.inputs import BatchReady
@@ -23,6 +24,8 @@ from dcnr_app.ids import PNodeId
 
 MAX_SKIPS = 20
 """Steps skipped in a row after which full precision has diverged: nothing would change any more."""
+MIN_STAY_MS = 20_000.0
+"""How long a plan stays before a better one replaces it: PNodes that come and go must not stop the work."""
 
 
 def next_step(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
@@ -32,7 +35,13 @@ def next_step(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
     """
     kept = state.durable_step if state.capture is None else state.capture.step
     is_stopping = state.stop_requested and kept == state.step
-    if state.step >= state.job.settings.steps or is_stopping:
+    is_over = state.step >= state.job.settings.steps or is_stopping
+    if state.handover and not is_over and kept == state.step:
+        state.stage = "handing-over"
+        if state.capture is None:
+            recovery.begin(state, out, state.handover, PNodeId(""))
+        return
+    if is_over:
         state.stage = "trained"
         if state.capture is None:
             _report_trained(state, out)
@@ -147,11 +156,12 @@ def broadcast(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
         raise InvariantError("nothing was decided")
     settings = state.job.settings
     is_last = state.step >= settings.steps or state.stop_requested
-    if is_last and state.capture is not None:
+    is_move = bool(state.handover) and state.now_ms - state.planned_ms >= MIN_STAY_MS
+    if (is_last or is_move) and state.capture is not None:
         state.is_held = True  # the last state must be kept too, and one checkpoint is gathered at a time
         return
     state.is_held = False
-    capture = state.capture is None and (state.step % settings.checkpoint_every == 0 or is_last)
+    capture = state.capture is None and (state.step % settings.checkpoint_every == 0 or is_last or is_move)
     commit = Commit(
         **state.ids,
         step=state.step,
@@ -163,6 +173,8 @@ def broadcast(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
         capture=capture,
     )
     out.extend(Send(pnode, commit) for pnode in state.job.plan.pnodes)
+    if state.step not in state.job.recorded:
+        state.deaths, state.link_failures, state.stalls = [], {}, 0
     state.t = decision.t
     state.skips = state.skips + 1 if decision.skip else 0
     state.scale = scale_after(state.scale, skip=decision.skip, precision=settings.precision)
@@ -178,7 +190,7 @@ def broadcast(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
         )
         fail(state, out, what, f"step {state.step}", "diverged")
         return
-    if is_last or evaluation.is_due(state):
+    if is_last or is_move or evaluation.is_due(state):
         state.stage = "settling"
         state.waiting = set(state.job.plan.pnodes)
     else:
@@ -203,7 +215,7 @@ def settle(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
     out.append(LoadValidation(state.effect))
 
 
-# ---- checkpoints and failure
+# ---- checkpoints
 
 
 def checkpoint_durable(state: CoordinatorState, out: list[CoordinatorEffect], step: int) -> None:
@@ -216,18 +228,13 @@ def checkpoint_durable(state: CoordinatorState, out: list[CoordinatorEffect], st
     elif state.blocked is not None and state.stage == "training":
         decision, state.blocked = state.blocked, None
         _commit(state, out, decision)
+    elif state.stage == "recovering":
+        recovery.advance(state, out)
+    elif state.stage == "handing-over":
+        recovery.begin(state, out, state.handover, PNodeId(""))
     elif state.stage == "trained":
         _report_trained(state, out)
 
 
 def _report_trained(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
     out.append(Trained(state.step, state.step < state.job.settings.steps))
-
-
-def fail(state: CoordinatorState, out: list[CoordinatorEffect], what: str, where: str, kind: str) -> None:
-    """The session cannot go on here; what is durable stays. Only the first failure is told."""
-    if state.is_over:
-        return
-    drop_everything(state, out)
-    state.stage = "failed"
-    out.append(SessionFailed(what, where, kind))

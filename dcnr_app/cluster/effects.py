@@ -13,6 +13,7 @@ import msgspec
 from dcnr_app.cluster.decision import Decision
 from dcnr_app.cluster.inputs import Handle, Handles
 from dcnr_app.cluster.messages import AnyMessage, Commit, Configure, GradientsReady, Phase
+from dcnr_app.cluster.plan import Plan
 from dcnr_app.ids import PNodeId
 
 
@@ -147,6 +148,49 @@ class WriteCheckpoint(_Frozen, frozen=True):
     parts: Mapping[str, Handles]
 
 
+class BeginGeneration(_Frozen, frozen=True):
+    """Make it durable that generation `generation` begins, before anybody hears of it."""
+
+    id: int
+    generation: int
+    reason: str
+
+
+class Restore(_Frozen, frozen=True):
+    """Read the newest durable state and what was recorded after it."""
+
+    id: int
+
+
+class Evict(_Frozen, frozen=True):
+    """This PNode is out: its process, if there still is one, must end before it may come back."""
+
+    pnode: PNodeId
+    reason: str
+
+
+class Recovering(_Frozen, frozen=True):
+    """The generation ends at `step`; the session goes on in the next one. `pnode` is the lost one, if any."""
+
+    reason: str
+    pnode: PNodeId
+    step: int
+
+
+class Replanned(_Frozen, frozen=True):
+    """A new generation goes on after `step`."""
+
+    plan: Plan
+    step: int
+    reason: str
+
+
+class Drained(_Frozen, frozen=True):
+    """This PNode has handed over all it had: it may go."""
+
+    pnode: PNodeId
+
+
 class Progress(_Frozen, frozen=True):
     """A step was committed (or replayed)."""
 
@@ -167,6 +211,13 @@ class Deliver(_Frozen, frozen=True):
 
     request: int
     logits: Handle
+
+
+class Undeliverable(_Frozen, frozen=True):
+    """There will be no answer to a GenerateRequested."""
+
+    request: int
+    reason: str
 
 
 class WorkerReady(_Frozen, frozen=True):
@@ -199,6 +250,6 @@ WorkerEffect = (
 )  # fmt: skip
 CoordinatorEffect = (
     Send | Release | LoadBatch | LoadValidation | AppendCommit | WriteCheckpoint | Progress | Validated |
-    Deliver
+    Deliver | Undeliverable | BeginGeneration | Restore | Evict | Recovering | Replanned | Drained
     | WorkerReady | Trained | SessionFailed
 )  # fmt: skip

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from dcnr_app.cluster.plan import Plan
 from dcnr_app.data.source import BatchSource, HostArray, Microbatch
 from dcnr_app.engine.backend import Backend
 from dcnr_app.errors import InvalidError
-from dcnr_app.ids import PNodeId
 from dcnr_app.nodes.contract import Context
-from dcnr_app.nodes.graph.network import Network, ref, split_ref
+from dcnr_app.nodes.graph.network import Network, ref
 
 TOKENS = "tokens"
 TARGETS = "targets"
@@ -29,19 +27,6 @@ def check_inputs(network: Network) -> None:
             why="a dataset gives the inputs tokens and targets",
             fix=f"declare the inputs {TOKENS} and {TARGETS}",
         )
-
-
-def outside_references(network: Network, plan: Plan) -> dict[PNodeId, tuple[str, ...]]:
-    """References that each PNode needs and that no segment makes: network inputs and outputs of host
-    VNodes."""
-    outside = {entry.name for entry in network.inputs}
-    outside |= {node.name for node in network.nodes if node.vnode.is_host}
-    found: dict[PNodeId, dict[str, None]] = {}
-    for segment in plan.segments:
-        for reference in segment.needs:
-            if split_ref(reference)[0] in outside:
-                found.setdefault(segment.pnode, {})[reference] = None
-    return {pnode: tuple(references) for pnode, references in found.items()}
 
 
 def feed(

@@ -11,7 +11,8 @@ from typing import NewType
 
 import msgspec
 
-from dcnr_app.cluster.messages import AnyMessage, Norm
+from dcnr_app.cluster.decision import Decision, LossScale
+from dcnr_app.cluster.messages import Address, AnyMessage, Norm
 from dcnr_app.ids import PNodeId
 
 Handle = NewType("Handle", int)
@@ -45,6 +46,28 @@ class Finished(_Frozen, frozen=True):
 
     id: int
     outcome: Outcome
+
+
+class Joined(_Frozen, frozen=True):
+    """A PNode can be used: it is new, or its process is a new one."""
+
+    member: Address
+
+
+class Slept(_Frozen, frozen=True):
+    """This process stood still for longer than its lease: it may have been replaced meanwhile."""
+
+    gap_ms: float
+
+
+class LeaveRequested(_Frozen, frozen=True):
+    """A PNode wants to go: its VNodes move to others at a step boundary first."""
+
+    pnode: PNodeId
+
+
+class Tick(_Frozen, frozen=True):
+    """Time has passed; comes about twice a second."""
 
 
 class StopRequested(_Frozen, frozen=True):
@@ -139,6 +162,18 @@ class BatchReady(_Frozen, frozen=True):
     samples: tuple[int, ...]
 
 
+class Restored(_Frozen, frozen=True, kw_only=True):
+    """The newest durable state (step 0: the seed's), and the decisions that were made after it."""
+
+    step: int
+    t: int
+    scale: LossScale
+    parts: Mapping[str, Handles]
+    recorded: Mapping[int, Decision]
+    validated: frozenset[int]
+    device_class: str
+
+
 class CheckpointWritten(_Frozen, frozen=True):
     """The checkpoint is durable."""
 
@@ -148,6 +183,8 @@ class CheckpointWritten(_Frozen, frozen=True):
 Outcome = (
     Done | TaskFailed | Prepared | ForwardDone | BackwardDone | SitesDone | Measured | DecisionApplied |
     Captured
-    | BatchReady | CheckpointWritten
+    | BatchReady | CheckpointWritten | Restored
 )  # fmt: skip
-Input = Received | Lost | Finished | StopRequested | GenerateRequested
+Input = (
+    Received | Lost | Slept | Joined | LeaveRequested | Tick | Finished | StopRequested | GenerateRequested
+)  # fmt: skip

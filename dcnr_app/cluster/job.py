@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
-from dcnr_app.cluster.coordinator_state import Assignment
-from dcnr_app.cluster.decision import Decision, LossScale
-from dcnr_app.cluster.feeds import outside_references
+from dcnr_app.cluster.coordinator_recovery import loads_for
+from dcnr_app.cluster.coordinator_state import Assignment, Recovery
 from dcnr_app.cluster.generation import Sampling
 from dcnr_app.cluster.inputs import Handle, Handles
 from dcnr_app.cluster.local_cluster import worker_ids
-from dcnr_app.cluster.orchestrator_seams import Parts
 from dcnr_app.cluster.placement import assign
 from dcnr_app.cluster.plan import Plan
+from dcnr_app.cluster.routes import outside_references
 from dcnr_app.cluster.schedule import build_plan
-from dcnr_app.ids import PNodeId, SessionId
-from dcnr_app.nodes.graph.analysis import network_parameters
+from dcnr_app.cluster.start_point import StartPoint
+from dcnr_app.ids import SessionId
 from dcnr_app.nodes.graph.network import Network, encode_network
 from dcnr_app.nodes.graph.training import TrainingSettings
 from dcnr_app.runtime.tables import HandleTable
-
-
-class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where training starts: the state after `step`, and the decisions made after it in an earlier run."""
-
-    step: int = 0
-    t: int = 0
-    scale: LossScale = LossScale()
-    parts: Parts = {}
-    recorded: Mapping[int, Decision] = {}
-    validated: frozenset[int] = frozenset()
-    device_class: str = ""
 
 
 class SessionJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +40,11 @@ def plan_for(job: SessionJob, n_workers: int) -> Plan:
     return build_plan(job.network, assignment, pnodes, job.settings, generation=job.generation)
 
 
-def assignment_for(job: SessionJob, plan: Plan, handles: HandleTable) -> Assignment:
-    """The coordinator's assignment; state to load goes into `handles`."""
+def assignment_for(
+    job: SessionJob, plan: Plan, handles: HandleTable, recovery: Recovery | None = None
+) -> Assignment:
+    """The coordinator's assignment; state to load goes into `handles`. Without `recovery` a lost PNode ends
+    the run."""
     start = job.start
     return Assignment(
         session=job.session,
@@ -70,21 +58,13 @@ def assignment_for(job: SessionJob, plan: Plan, handles: HandleTable) -> Assignm
         recorded=start.recorded,
         checked_device_class=start.device_class,
         validated=start.validated,
-        loads=_loads(job, plan, handles),
+        loads=loads_for(job.network, plan.assignment, plan.pnodes, _in_table(start, handles)),
+        recovery=recovery,
     )
 
 
-def _loads(job: SessionJob, plan: Plan, handles: HandleTable) -> dict[PNodeId, dict[str, Handles]]:
-    """What each PNode must load: owners take all slots, other sites of shared parameters the weight."""
-    if not job.start.parts:
-        return {}
-    loads: dict[PNodeId, dict[str, Handles]] = {pnode: {} for pnode in plan.pnodes}
-    for name, parameter in network_parameters(job.network).items():
-        slots = {slot: Handle(handles.put(tensor)) for slot, tensor in job.start.parts[name].items()}
-        owner = plan.assignment[parameter.sites[0][0]]
-        loads[owner][name] = slots
-        for node, _ in parameter.sites:
-            pnode = plan.assignment[node]
-            if pnode != owner:
-                loads[pnode][name] = {"weight": slots["weight"]}
-    return loads
+def _in_table(start: StartPoint, handles: HandleTable) -> dict[str, Handles]:
+    return {
+        name: {slot: Handle(handles.put(tensor)) for slot, tensor in part.items()}
+        for name, part in start.parts.items()
+    }

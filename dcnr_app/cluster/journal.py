@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,12 +12,13 @@ from dcnr_app.clock import Clock
 from dcnr_app.cluster.decision import Decision
 from dcnr_app.cluster.effects import (
     AppendCommit,
+    BeginGeneration,
     Progress,
     Validated,
     WorkerReady,
     WriteCheckpoint,
 )
-from dcnr_app.cluster.orchestrator_seams import Parts
+from dcnr_app.cluster.start_point import Parts, StartPoint
 from dcnr_app.errors import StoreError
 from dcnr_app.ids import SessionId
 from dcnr_app.store.sessions import SessionRecord, update_session
@@ -31,12 +32,18 @@ class SessionJournal:
     """What one session makes durable."""
 
     def __init__(
-        self, store: Store, session: SessionId, clock: Clock, write_checkpoint: CheckpointWriter
+        self,
+        store: Store,
+        session: SessionId,
+        clock: Clock,
+        write_checkpoint: CheckpointWriter,
+        find_start: Callable[[], StartPoint],
     ) -> None:
         self._store = store
         self._session = session
         self._clock = clock
         self._write_checkpoint = write_checkpoint
+        self._find_start = find_start
         self._previous_ms = 0.0
 
     def commit(self, effect: AppendCommit) -> None:
@@ -53,6 +60,17 @@ class SessionJournal:
     def checkpoint(self, effect: WriteCheckpoint, parts: Parts) -> str:
         """Write a checkpoint; returns its path."""
         return self._write_checkpoint(effect, parts)
+
+    def begin_generation(self, effect: BeginGeneration) -> None:
+        """The generation's event, which fences off whoever holds an older number.
+
+        Raises StoreError if that number is taken: another orchestrator runs this session."""
+        body = {"generation": effect.generation, "reason": effect.reason}
+        append_generation(self._store, self._session, effect.generation, body)
+
+    def restore(self) -> StartPoint:
+        """The newest checkpoint that verifies, or the seed, and the decisions made after it."""
+        return self._find_start()
 
     def record(self, effect: Progress | Validated | WorkerReady) -> None:
         """Metrics of a step (a replayed one has them already) or a validation; the device class of the
@@ -81,6 +99,12 @@ class SessionJournal:
                 values[f"compute_ms/{pnode}"] = report.compute_ms
             self._store.add_metrics(self._session, decision.step, values, self._clock.wall_ms())
         self._previous_ms = now_ms
+
+
+def append_generation(store: Store, session: SessionId, generation: int, body: Mapping[str, object]) -> None:
+    """Event number `generation` of the session's stream. Raises StoreError if there is one already."""
+    encoded = msgspec.json.encode(body, order="sorted")
+    store.append(f"session/{session}", "started", encoded, expected_seq=generation - 1)
 
 
 def _with_class(record: SessionRecord, device_class: str) -> SessionRecord:

@@ -10,9 +10,8 @@ import dcnr_app
 from dcnr_app.clock import Clock
 from dcnr_app.cluster.decision import LossScale
 from dcnr_app.cluster.effects import WriteCheckpoint
-from dcnr_app.cluster.job import StartPoint
 from dcnr_app.cluster.journal import read_decisions, read_validations
-from dcnr_app.cluster.orchestrator_seams import Parts
+from dcnr_app.cluster.start_point import Parts, StartPoint
 from dcnr_app.settings import Home
 from dcnr_app.store.checkpoints import load_checkpoint, write_checkpoint
 from dcnr_app.store.files import Files

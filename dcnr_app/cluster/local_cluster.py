@@ -4,6 +4,7 @@ IO."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -11,16 +12,20 @@ import msgspec
 from dcnr_app.clock import Clock
 from dcnr_app.cluster.compute import Compute
 from dcnr_app.cluster.grpc_transport import GrpcTransport
-from dcnr_app.cluster.identity import ClusterAuthority, Credentials, fingerprint
+from dcnr_app.cluster.identity import ClusterAuthority, fingerprint
+from dcnr_app.cluster.local_worker import LocalWorker, RestartDelays
 from dcnr_app.cluster.memory_transport import MemoryHub, MemoryTransport
 from dcnr_app.cluster.messages import Address
+from dcnr_app.cluster.orchestrator_seams import Roster
 from dcnr_app.cluster.pnode import PNodeDriver, role_of
-from dcnr_app.cluster.processes import Bootstrap, WorkerProcess, start_worker
+from dcnr_app.cluster.processes import Bootstrap
 from dcnr_app.cluster.transport import Member, PeerTransport, Receiver
 from dcnr_app.engine.backend import Backend
+from dcnr_app.errors import DeadlineError, InvariantError, PeerError
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 from dcnr_app.nodes.registry import Registry
 
+_LOG = logging.getLogger(__name__)
 CLUSTER = "local"
 LOCAL = PNodeId("local")
 
@@ -38,10 +43,12 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     n_workers: int
     threads: int
     environment: Mapping[str, str]
+    restarts: bool = False
+    """Whether a worker process that ended is started again."""
 
 
 class LocalCluster:
-    """Starts the PNodes of one session and ends them."""
+    """Starts the PNodes of one session, starts those that end again, and ends them all. A session's Crew."""
 
     def __init__(
         self,
@@ -57,22 +64,30 @@ class LocalCluster:
         self._make_backend = make_backend
         self._clock = clock
         self._tasks = tasks
-        self._processes: list[WorkerProcess] = []
-        self._watching: list[asyncio.Task[None]] = []
+        self._workers: dict[PNodeId, LocalWorker] = {}
+        self._tending: list[asyncio.Task[None]] = []
+        self._addresses: dict[PNodeId, Address] = {}
         self._local: tuple[PNodeDriver, asyncio.Task[None], PeerTransport, Compute] | None = None
-        self.transport: PeerTransport | None = None
+        self._transport: PeerTransport | None = None
 
-    async def start(self, receiver: Receiver, on_exit: Callable[[PNodeId, str], None]) -> tuple[Address, ...]:
+    @property
+    def transport(self) -> PeerTransport:
+        """The orchestrator's streams. Raises InvariantError before `start` has made them."""
+        if self._transport is None:
+            raise InvariantError("the cluster has no transport before it starts")
+        return self._transport
+
+    async def start(self, receiver: Receiver, roster: Roster) -> tuple[Address, ...]:
         """Start the orchestrator's transport and all PNodes; returns where each listens, the orchestrator
         first."""
         pnodes = worker_ids(self._settings.n_workers)
         if self._settings.n_workers == 0:
             return await self._start_in_process(receiver, pnodes[0])
-        return await self._start_processes(receiver, on_exit, pnodes)
+        return await self._start_processes(receiver, roster, pnodes)
 
     async def _start_in_process(self, receiver: Receiver, pnode: PNodeId) -> tuple[Address, ...]:
         hub = MemoryHub()
-        self.transport = MemoryTransport(hub, ORCHESTRATOR)
+        self._transport = MemoryTransport(hub, ORCHESTRATOR)
         worker_transport = MemoryTransport(hub, pnode)
         compute = Compute(
             pnode, self._registry, lambda: self._make_backend(self._settings.threads), self._clock
@@ -85,78 +100,107 @@ class LocalCluster:
             clock=self._clock,
         )
         addresses = (
-            Address(ORCHESTRATOR, await self.transport.start(receiver)),
+            Address(ORCHESTRATOR, await self._transport.start(receiver)),
             Address(pnode, await worker_transport.start(driver)),
         )
         self._local = (driver, self._tasks.create_task(driver.run()), worker_transport, compute)
         await driver.started()
         members = _members(addresses)
-        self.transport.set_members(members)
+        self._transport.set_members(members)
         worker_transport.set_members(members)
         return addresses
 
     async def _start_processes(
-        self, receiver: Receiver, on_exit: Callable[[PNodeId, str], None], pnodes: Sequence[PNodeId]
+        self, receiver: Receiver, roster: Roster, pnodes: Sequence[PNodeId]
     ) -> tuple[Address, ...]:
         authority = ClusterAuthority.create(CLUSTER)
         own = authority.issue(ORCHESTRATOR, CLUSTER, role_of(ORCHESTRATOR))
-        self.transport = GrpcTransport(ORCHESTRATOR, own, CLUSTER)
-        own_address = await self.transport.start(receiver)
-        addresses = [Address(ORCHESTRATOR, own_address, fingerprint(own.cert_pem))]
-        credentials = [authority.issue(pnode, CLUSTER, role_of(pnode)) for pnode in pnodes]
-        starting = [
-            self._tasks.create_task(self._start_process(pnode, each, addresses[0].fingerprint))
-            for pnode, each in zip(pnodes, credentials, strict=True)
-        ]
+        self._transport = GrpcTransport(ORCHESTRATOR, own, CLUSTER)
+        own_address = await self._transport.start(receiver)
+        self._admit(Address(ORCHESTRATOR, own_address, fingerprint(own.cert_pem)))
+        for pnode in pnodes:
+            bootstrap = Bootstrap(
+                pnode=pnode,
+                cluster=CLUSTER,
+                certificate_pem="",
+                key_pem="",
+                authority_pem=authority.ca_pem.decode(),
+                orchestrator_fingerprint=fingerprint(own.cert_pem),
+                threads=self._settings.threads,
+            )
+            self._workers[pnode] = LocalWorker(bootstrap, authority, self._settings.environment)
+        starting = [self._tasks.create_task(worker.start()) for worker in self._workers.values()]
         try:
-            for task, each in zip(starting, credentials, strict=True):
-                process = await task
-                self._watching.append(self._tasks.create_task(process.watch(on_exit)))
-                addresses.append(Address(process.pnode, process.address, fingerprint(each.cert_pem)))
+            for task in starting:
+                self._admit(await task)
         finally:
             for task in starting:
                 task.cancel()  # those that have started stay
-        self.transport.set_members(_members(addresses))
-        return tuple(addresses)
+        self._tending = [
+            self._tasks.create_task(self._tend(worker, roster)) for worker in self._workers.values()
+        ]
+        return tuple(self._addresses.values())
 
-    async def _start_process(
-        self, pnode: PNodeId, credentials: Credentials, orchestrator_fingerprint: str
-    ) -> WorkerProcess:
-        bootstrap = Bootstrap(
-            pnode=pnode,
-            cluster=CLUSTER,
-            certificate_pem=credentials.cert_pem.decode(),
-            key_pem=credentials.key_pem.decode(),
-            authority_pem=credentials.ca_pem.decode(),
-            orchestrator_fingerprint=orchestrator_fingerprint,
-            threads=self._settings.threads,
-        )
-        process = await start_worker(bootstrap, self._settings.environment)
-        self._processes.append(process)
-        return process
+    def _admit(self, address: Address) -> None:
+        self._addresses[address.pnode] = address
+        self.transport.set_members(_members(list(self._addresses.values())))
 
-    async def killed(self, within_s: float) -> WorkerProcess | None:
+    async def _tend(self, worker: LocalWorker, roster: Roster) -> None:
+        """Tell when the process ends; then start it again, more and more slowly if it does not stay."""
+        delays = RestartDelays()
+        while True:
+            started_ms = self._clock.monotonic_ms()
+            roster.lost(worker.pnode, await worker.ended())
+            while self._settings.restarts:
+                delay_s = delays.after(self._clock.monotonic_ms() - started_ms)
+                if delay_s is None:
+                    _LOG.error("worker_given_up pnode=%s", worker.pnode)
+                    return
+                await asyncio.sleep(delay_s)
+                try:
+                    address = await worker.start()
+                except (PeerError, DeadlineError) as error:
+                    _LOG.warning("worker_not_started pnode=%s why=%s", worker.pnode, error)
+                    continue
+                self._admit(address)
+                roster.joined(address)
+                break
+            else:
+                return
+
+    def evict(self, pnode: PNodeId, reason: str) -> None:
+        """End the process of a PNode that was given up; `_tend` starts a new one."""
+        _LOG.info("evict pnode=%s reason=%s", pnode, reason)
+        if pnode in self._workers:
+            self._workers[pnode].kill()
+
+    def drained(self, pnode: PNodeId) -> None:
+        """Nothing to do: a worker of this machine ends with the session."""
+
+    async def how_lost(self, within_s: float) -> tuple[PNodeId, str] | None:
         """The first process that a signal ended, if there is one by then: its streams may break before."""
-        waiting = [asyncio.ensure_future(process.ended()) for process in self._processes]
+        waiting = [asyncio.ensure_future(worker.ended()) for worker in self._workers.values()]
         if waiting:
             await asyncio.wait(waiting, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
-        return next((process for process in self._processes if process.was_killed), None)
+        found = next((worker for worker in self._workers.values() if worker.was_killed), None)
+        return None if found is None else (found.pnode, found.how_it_ended())
 
     async def close(self) -> None:
         """End all PNodes and the transport. Raises what ended the PNode of this process, if something did."""
-        for task in self._watching:
+        for task in self._tending:
             task.cancel()
+        await asyncio.gather(*self._tending, return_exceptions=True)
         async with asyncio.TaskGroup() as closing:
-            for process in self._processes:
-                closing.create_task(process.close())
+            for worker in self._workers.values():
+                closing.create_task(worker.close())
         try:
             if self._local is not None:
                 await self._close_local(*self._local)
         finally:
-            if self.transport is not None:
-                await self.transport.close()
+            if self._transport is not None:
+                await self._transport.close()
 
     async def _close_local(
         self, driver: PNodeDriver, running: asyncio.Task[None], transport: PeerTransport, compute: Compute

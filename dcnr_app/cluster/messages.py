@@ -267,6 +267,23 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed.v1"):
     where: str
     is_lost: bool = False
     """Whether it is another PNode that went away, and not something that failed here."""
+    peer: str = ""
+    """The PNode that went away."""
+    is_memory: bool = False
+    """Whether memory ran out: a smaller share may fit."""
+
+
+class Status(Message, frozen=True, kw_only=True, tag="status.v1"):
+    """Worker, every second: how far it is. `running_ms` is the age of the compute effect under way, 0 when
+    none; `where` names it."""
+
+    session: SessionId
+    generation: int
+    step: int
+    stage: str
+    tasks_done: int
+    running_ms: float
+    where: str = ""
 
 
 class Stop(Message, frozen=True, kw_only=True, tag="stop.v1"):
@@ -297,5 +314,6 @@ AnyMessage = (
     | StatePart
     | StateDone
     | Failed
+    | Status
     | Stop
 )

@@ -6,6 +6,7 @@ Store and checkpoint writes run on one thread of their own, never on the event l
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -16,40 +17,39 @@ from dcnr_app.clock import Clock
 from dcnr_app.cluster import coordinator
 from dcnr_app.cluster.coordinator_state import Assignment, CoordinatorState
 from dcnr_app.cluster.effects import (
-    AppendCommit,
     CoordinatorEffect,
     Deliver,
-    LoadBatch,
-    LoadValidation,
+    Drained,
+    Evict,
     Progress,
+    Recovering,
     Release,
+    Replanned,
     Send,
     SessionFailed,
     Trained,
+    Undeliverable,
     Validated,
     WorkerReady,
     WriteCheckpoint,
 )
 from dcnr_app.cluster.expectations import Expectations, why_unexpected
 from dcnr_app.cluster.inputs import (
-    BatchReady,
-    CheckpointWritten,
-    Done,
     Finished,
     GenerateRequested,
-    Handle,
-    Handles,
     Input,
+    Joined,
+    LeaveRequested,
     Lost,
-    Outcome,
     Received,
     StopRequested,
-    TaskFailed,
+    Tick,
 )
 from dcnr_app.cluster.messages import Address, AnyMessage, TensorHeader
-from dcnr_app.cluster.orchestrator_seams import Feed, Journal, Observer
+from dcnr_app.cluster.orchestrator_desk import Desk, DeskEffect
+from dcnr_app.cluster.orchestrator_seams import Crew, Feed, Journal, Observer
 from dcnr_app.cluster.outbox import Outbox
-from dcnr_app.cluster.transport import HostArray, PeerTransport
+from dcnr_app.cluster.transport import HostArray
 from dcnr_app.errors import (
     DcnrError,
     DivergedError,
@@ -63,11 +63,13 @@ from dcnr_app.errors import (
 from dcnr_app.ids import PNodeId
 from dcnr_app.runtime.tables import HandleTable
 
+_LOG = logging.getLogger(__name__)
 _ERRORS: Mapping[str, type[DcnrError]] = {
     "lost": UnreachableError, "failed": PeerError, "refused": RefusedError, "diverged": DivergedError,
     "store": StoreError,
 }  # fmt: skip
 _FLUSH_S = 2.0
+_TICK_S = 0.5
 
 
 class _Arrival(NamedTuple):
@@ -76,8 +78,11 @@ class _Arrival(NamedTuple):
     tensors: Mapping[str, HostArray]
 
 
+_Event = _Arrival | Lost | Joined | LeaveRequested | StopRequested | Tick
+
+
 class Orchestrator:
-    """One session's driver. Implements the transport's Receiver.
+    """One session's driver. Implements the transport's Receiver and the crew's Roster.
 
     What arrives from outside waits in line for one task of `run`, so that an error in the core ends the run
     with its own words, and not the stream on which a message happened to come.
@@ -97,25 +102,24 @@ class Orchestrator:
         self._job = job
         self._handles = handles
         self._expected = expected
-        self._feed = feed
-        self._journal = journal
+        self._desk = Desk(feed, journal, handles)
         self._observer = observer
         self._clock = clock
         self._state: CoordinatorState | None = None
-        self._arrivals: asyncio.Queue[_Arrival | Lost | StopRequested] = asyncio.Queue()
+        self._arrivals: asyncio.Queue[_Event] = asyncio.Queue()
         self._queue: asyncio.Queue[CoordinatorEffect | None] = asyncio.Queue()
         self._checkpoints: asyncio.Queue[CoordinatorEffect | None] = asyncio.Queue()
         self._outbox: Outbox | None = None
+        self._crew: Crew | None = None
         self._trained: asyncio.Future[Trained] | None = None
         self._answers: dict[int, asyncio.Future[np.ndarray[Any, Any]]] = {}
         self._next_request = 0
-        self._cause: DcnrError | None = None
         self.failure: DcnrError | None = None
         """Why the session cannot go on, once it cannot."""
 
     async def run(
         self,
-        transport: PeerTransport,
+        crew: Crew,
         members: Sequence[Address],
         while_at_rest: Callable[[Trained], Awaitable[None]],
     ) -> Trained:
@@ -124,19 +128,22 @@ class Orchestrator:
         Raises the error class that fits what went wrong, naming the PNode or step.
         """
         self._trained = asyncio.get_running_loop().create_future()
+        self._crew = crew
         with (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="store") as store_thread,
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint") as checkpoint_thread,
         ):
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    self._outbox = Outbox(transport, tasks, self.lost)
-                    self._state, effects = coordinator.start(self._job, tuple(members))
+                    self._outbox = Outbox(crew.transport, tasks, self.lost)
+                    self._state, effects = coordinator.start(
+                        self._job, tuple(members), self._clock.monotonic_ms()
+                    )
                     working = {
                         tasks.create_task(self._work_all(self._queue, store_thread)),
                         tasks.create_task(self._work_all(self._checkpoints, checkpoint_thread)),
                     }
-                    taking = tasks.create_task(self._take_all())
+                    serving = [tasks.create_task(self._take_all()), tasks.create_task(self._tick_all())]
                     try:
                         self._carry_out_all(effects)
                         trained = await self._trained
@@ -148,7 +155,8 @@ class Orchestrator:
                         await self._outbox.flush(_FLUSH_S)
                         # What was committed is written down, also when the session fails.
                         await asyncio.wait(working)
-                        taking.cancel()
+                        for task in serving:
+                            task.cancel()
             except* DcnrError as group:
                 raise first_error(group) from None
         return trained
@@ -167,15 +175,14 @@ class Orchestrator:
         self._next_request += 1
         answer = asyncio.get_running_loop().create_future()
         self._answers[self._next_request] = answer
-        handles = {name: self._put(tensor) for name, tensor in inputs.items()}
-        self._take(GenerateRequested(self._next_request, handles, row))
+        self._take(GenerateRequested(self._next_request, self._desk.put(inputs), row))
         return np.asarray(await answer)
 
     # ---- the transport's Receiver
 
     def check(self, sender: PNodeId, message: AnyMessage, headers: Sequence[TensorHeader]) -> str:
         """Refuse tensors that the session does not have, before they are allocated."""
-        if sender not in self._job.plan.pnodes:
+        if self._state is None or sender not in self._state.job.plan.pnodes:
             return f"{sender} is not in the session"
         return why_unexpected(self._expected, message, headers)
 
@@ -187,20 +194,28 @@ class Orchestrator:
         """A PNode's streams broke, or its process ended."""
         self._arrivals.put_nowait(Lost(peer, reason))
 
+    # ---- the crew's Roster
+
+    def joined(self, member: Address) -> None:
+        """A PNode can be used."""
+        self._arrivals.put_nowait(Joined(member))
+
+    def drain(self, pnode: PNodeId) -> None:
+        """A PNode is to leave: its VNodes move first, then the crew hears of it."""
+        self._arrivals.put_nowait(LeaveRequested(pnode))
+
     # ---- effects
 
-    def _put(self, tensor: HostArray) -> Handle:
-        return Handle(self._handles.put(tensor))
-
-    def _get(self, handles: Handles) -> dict[str, HostArray]:
-        return {name: self._handles.get(handle) for name, handle in handles.items()}
+    async def _tick_all(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._arrivals.put_nowait(Tick())
 
     async def _take_all(self) -> None:
         while True:
             arrival = await self._arrivals.get()
             if isinstance(arrival, _Arrival):
-                handles = {name: self._put(tensor) for name, tensor in arrival.tensors.items()}
-                self._take(Received(arrival.sender, arrival.message, handles))
+                self._take(Received(arrival.sender, arrival.message, self._desk.put(arrival.tensors)))
             else:
                 self._take(arrival)
 
@@ -218,28 +233,28 @@ class Orchestrator:
         match effect:
             case Send(to, message, handles):
                 if self._outbox is not None:
-                    self._outbox.post(to, message, self._get(handles))
+                    self._outbox.post(to, message, self._desk.get(handles))
             case Release(handles):
                 for handle in handles:
                     self._handles.release(handle)
-            case WorkerReady() | Progress() | Validated():
-                self._observe(effect)
-                self._queue.put_nowait(effect)
             case Deliver(request, logits):
                 row = np.asarray(self._handles.take(logits)).reshape(-1)
-                answer = self._answers.pop(request)
-                if not answer.done():
-                    answer.set_result(row)
+                self._answer(request, row)
+            case Undeliverable(request, reason):
+                self._answer(request, UnreachableError("no answer to a prompt", why=reason))
             case Trained():
                 self._conclude(effect)
             case SessionFailed():
                 self._fail(effect)
             case WriteCheckpoint():
                 self._checkpoints.put_nowait(effect)  # beside the next steps' commits, not before them
+            case Evict() | Drained() | Recovering() | Replanned():
+                self._move(effect)
             case _:
+                self._observe(effect)
                 self._queue.put_nowait(effect)
 
-    def _observe(self, effect: WorkerReady | Progress | Validated) -> None:
+    def _observe(self, effect: CoordinatorEffect) -> None:
         match effect:
             case WorkerReady():
                 self._observer.worker_ready(effect)
@@ -247,6 +262,32 @@ class Orchestrator:
                 self._observer.progress(effect)
             case Validated():
                 self._observer.validated(effect)
+            case _:
+                pass
+
+    def _move(self, effect: Evict | Drained | Recovering | Replanned) -> None:
+        """PNodes go or come."""
+        if self._crew is None:
+            raise InvariantError("the session has not begun")
+        match effect:
+            case Evict(pnode, reason):
+                self._crew.evict(pnode, reason)
+            case Drained(pnode):
+                self._crew.drained(pnode)
+            case Recovering():
+                _LOG.warning("recovering step=%s reason=%s", effect.step, effect.reason)
+                self._observer.recovering(effect)
+            case Replanned():
+                self._observer.replanned(effect)
+
+    def _answer(self, request: int, answer: np.ndarray[Any, Any] | DcnrError) -> None:
+        waiting = self._answers.pop(request)
+        if waiting.done():
+            return
+        if isinstance(answer, DcnrError):
+            waiting.set_exception(answer)
+        else:
+            waiting.set_result(answer)
 
     def _conclude(self, trained: Trained) -> None:
         if self._trained is not None and not self._trained.done():
@@ -255,7 +296,7 @@ class Orchestrator:
     def _fail(self, effect: SessionFailed) -> None:
         fix = f"dcnr-app session resume {self._job.session}"
         # What the store or the feed said itself has the reason too.
-        error = self._cause or _ERRORS[effect.kind](effect.what, where=effect.where, fix=fix)
+        error = self._desk.cause or _ERRORS[effect.kind](effect.what, where=effect.where, fix=fix)
         self.failure = self.failure or error
         for future in (self._trained, *self._answers.values()):
             if future is not None and not future.done():
@@ -269,40 +310,8 @@ class Orchestrator:
             effect = await queue.get()
             if effect is None:
                 return
-            if isinstance(effect, LoadBatch | LoadValidation | AppendCommit | WriteCheckpoint):
-                outcome = await loop.run_in_executor(thread, self._work, effect)
+            if isinstance(effect, DeskEffect):
+                outcome = await loop.run_in_executor(thread, self._desk.work, effect)
                 self._take(Finished(effect.id, outcome))
             elif isinstance(effect, Progress | Validated | WorkerReady):
-                await loop.run_in_executor(thread, self._record, effect)
-
-    def _work(self, effect: LoadBatch | LoadValidation | AppendCommit | WriteCheckpoint) -> Outcome:
-        """One blocking effect, on the store's thread or the checkpoints'."""
-        try:
-            if self._journal is None:
-                raise InvariantError("a session without a journal was asked to train")
-            match effect:
-                case LoadBatch():
-                    tensors, counts, samples = self._feed.batch(effect.step)
-                    return self._batch(tensors, counts, samples)
-                case LoadValidation():
-                    tensors, counts = self._feed.validation()
-                    return self._batch(tensors, counts, ())
-                case AppendCommit():
-                    self._journal.commit(effect)
-                    return Done()
-                case WriteCheckpoint():
-                    parts = {name: self._get(slots) for name, slots in effect.parts.items()}
-                    return CheckpointWritten(self._journal.checkpoint(effect, parts))
-        except DcnrError as error:
-            self._cause = error
-            return TaskFailed(error.what, error.where)
-
-    def _record(self, effect: Progress | Validated | WorkerReady) -> None:
-        if self._journal is not None:
-            self._journal.record(effect)
-
-    def _batch(
-        self, tensors: Sequence[Mapping[str, HostArray]], counts: Sequence[int], samples: Sequence[int]
-    ) -> BatchReady:
-        microbatches = tuple({name: self._put(x) for name, x in each.items()} for each in tensors)
-        return BatchReady(microbatches, tuple(counts), tuple(samples))
+                await loop.run_in_executor(thread, self._desk.record, effect)

@@ -46,6 +46,9 @@ class Outbox:
             try:
                 await self._transport.send(to, *item)
             except PeerError as error:
+                while not queue.empty():  # what was meant for the lost process is not for its successor
+                    if queue.get_nowait() is None:
+                        return
                 self._on_failure(to, error.why or error.what)
 
     async def flush(self, timeout_s: float) -> None:

@@ -28,6 +28,17 @@ class PNodeFacts(msgspec.Struct, kw_only=True):
     device_class: str = ""
 
 
+class RecoveryFacts(msgspec.Struct):
+    """One time that the session went on in a new generation. Times are the monotonic clock's."""
+
+    reason: str
+    pnode: PNodeId
+    step: int
+    noticed_ms: float
+    first_step_ms: float = 0.0
+    """When the first step after it was committed or replayed; 0 if none was."""
+
+
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a run did; losses and validations of earlier runs are in the store."""
 
@@ -38,6 +49,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: int
     pnodes: tuple[PNodeFacts, ...]
     sample: str
+    recoveries: tuple[RecoveryFacts, ...] = ()
 
 
 def pnode_facts(network: Network, plan: Plan) -> dict[PNodeId, PNodeFacts]:

@@ -30,10 +30,12 @@ from dcnr_app.cluster.inputs import (
     Measured,
     Outcome,
     Received,
+    Slept,
     TaskFailed,
 )
 from dcnr_app.cluster.messages import AnyMessage, Configure, Failed, Refused, TensorHeader
 from dcnr_app.cluster.outbox import Outbox
+from dcnr_app.cluster.sleeping import LEASE_MS, SleepWatch
 from dcnr_app.cluster.transport import HostArray, Member, PeerTransport
 from dcnr_app.cluster.worker_state import WorkerState
 from dcnr_app.engine.optimizers import slot_names
@@ -44,6 +46,7 @@ from dcnr_app.nodes.registry import Registry
 
 logger = logging.getLogger(__name__)
 _FLUSH_S = 1.0
+_STATUS_S = 1.0
 
 
 def role_of(pnode: PNodeId) -> str:
@@ -58,7 +61,8 @@ class _Arrival(NamedTuple):
 
 
 class PNodeDriver:
-    """One worker: implements the transport's Receiver; `run` lasts until the orchestrator is gone or `stop`.
+    """One worker: implements the transport's Receiver; `run` lasts until `stop`, or until the orchestrator is
+    gone unless the PNode `stays` for the next one.
 
     What arrives waits in line for one task of `run`, so that an error in the core is told to the
     orchestrator, and does not break the stream on which a message happened to come.
@@ -72,15 +76,17 @@ class PNodeDriver:
         compute: Compute,
         registry: Registry,
         clock: Clock,
+        stays: bool = False,
     ) -> None:
         self._pnode = pnode
+        self._stays = stays
         self._transport = transport
         self._compute = compute
         self._registry = registry
         self._clock = clock
         self._state = WorkerState(pnode)
         self._expected: Expectations | None = None
-        self._arrivals: asyncio.Queue[_Arrival | Lost] = asyncio.Queue()
+        self._arrivals: asyncio.Queue[_Arrival | Lost | Slept] = asyncio.Queue()
         self._queue: asyncio.Queue[ComputeEffect | None] = asyncio.Queue()
         self._outbox: Outbox | None = None
         self._ended = asyncio.Event()
@@ -103,13 +109,14 @@ class PNodeDriver:
         async with asyncio.TaskGroup() as tasks:
             self._outbox = Outbox(self._transport, tasks, self.lost)
             computing = tasks.create_task(self._compute_all(thread))
-            taking = tasks.create_task(self._take_all())
+            serving = [tasks.create_task(self._take_all()), tasks.create_task(self._report_all())]
             self._started.set()
             await self._ended.wait()
             self._queue.put_nowait(None)
             await self._outbox.flush(_FLUSH_S)
             await computing
-            taking.cancel()
+            for task in serving:
+                task.cancel()
 
     async def started(self) -> None:
         """Wait until messages can be taken."""
@@ -134,10 +141,22 @@ class PNodeDriver:
         """A peer's streams broke."""
         self._arrivals.put_nowait(Lost(peer, reason))
 
+    async def _report_all(self) -> None:
+        """Say every second how far this PNode is. After a gap in time it does nothing more in its generation:
+        the others have gone on without it."""
+        watch = SleepWatch(self._clock)
+        while True:
+            await asyncio.sleep(_STATUS_S)
+            slept_ms = watch.gap_ms()
+            if slept_ms > LEASE_MS:
+                self._arrivals.put_nowait(Slept(slept_ms))
+            elif (report := worker.status(self._state, self._clock.monotonic_ms())) is not None:
+                self._carry_out(Send(ORCHESTRATOR, report))
+
     async def _take_all(self) -> None:
         while True:
             arrival = await self._arrivals.get()
-            if isinstance(arrival, Lost):
+            if isinstance(arrival, Lost | Slept):
                 self._take(arrival)
             elif isinstance(arrival.message, Configure) and arrival.sender == ORCHESTRATOR:
                 self._configure(arrival.message)
@@ -185,7 +204,8 @@ class PNodeDriver:
             case Leave(reason):
                 logger.info("leave pnode=%s reason=%s", self._pnode, reason)
                 self._expected = None
-                self._ended.set()
+                if not self._stays:
+                    self._ended.set()
             case _:
                 self._queue.put_nowait(effect)
 

@@ -72,7 +72,12 @@ async def _serve(
     transport = GrpcTransport(bootstrap.pnode, credentials, bootstrap.cluster)
     compute = Compute(bootstrap.pnode, registry, lambda: make_backend(bootstrap.threads), clock)
     driver = PNodeDriver(
-        pnode=bootstrap.pnode, transport=transport, compute=compute, registry=registry, clock=clock
+        pnode=bootstrap.pnode,
+        transport=transport,
+        compute=compute,
+        registry=registry,
+        clock=clock,
+        stays=bootstrap.stays,
     )
     _end_with_pipe(stdin, asyncio.get_running_loop(), driver.stop)
     address = await transport.start(driver)

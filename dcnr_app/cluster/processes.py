@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 import msgspec
@@ -29,6 +29,8 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     authority_pem: str
     orchestrator_fingerprint: str
     threads: int
+    stays: bool = False
+    """Whether it waits for the next session when one ends, instead of ending too."""
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -52,11 +54,6 @@ class WorkerProcess:
         """Whether a signal ended it (always False on Windows, which has none)."""
         return self._process.returncode is not None and self._process.returncode < 0
 
-    async def watch(self, on_exit: Callable[[PNodeId, str], None]) -> None:
-        """Tell when the process ends."""
-        await self._process.wait()
-        on_exit(self.pnode, self.how_it_ended())
-
     async def ended(self) -> None:
         """Wait for the end."""
         await self._process.wait()
@@ -69,6 +66,12 @@ class WorkerProcess:
         """Close the pipe: the child ends by itself."""
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
 
     async def close(self) -> None:
         """Hang up and wait; kill the child if it does not end in time."""

@@ -10,6 +10,7 @@ import msgspec
 from dcnr_app.cluster.messages import Phase
 from dcnr_app.cluster.plan import Plan, Segment
 from dcnr_app.ids import PNodeId
+from dcnr_app.nodes.graph.network import Network, split_ref
 
 
 class TaskKey(NamedTuple):
@@ -63,3 +64,16 @@ def why_not_mine(plan: Plan, pnode: PNodeId, key: TaskKey, slot: str) -> str:
     if key.phase == "train" and not 0 <= key.microbatch < plan.n_microbatches:
         return f"microbatch {key.microbatch} is not in 0..{plan.n_microbatches - 1}"
     return ""
+
+
+def outside_references(network: Network, plan: Plan) -> dict[PNodeId, tuple[str, ...]]:
+    """References that each PNode needs and that no segment makes: network inputs and outputs of host
+    VNodes."""
+    outside = {entry.name for entry in network.inputs}
+    outside |= {node.name for node in network.nodes if node.vnode.is_host}
+    found: dict[PNodeId, dict[str, None]] = {}
+    for segment in plan.segments:
+        for reference in segment.needs:
+            if split_ref(reference)[0] in outside:
+                found.setdefault(segment.pnode, {})[reference] = None
+    return {pnode: tuple(references) for pnode, references in found.items()}

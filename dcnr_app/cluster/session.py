@@ -15,9 +15,12 @@ import msgspec
 import numpy as np
 
 from dcnr_app.clock import Clock
+from dcnr_app.cluster.coordinator_state import Recovery
 from dcnr_app.cluster.decision import Decision
 from dcnr_app.cluster.effects import (
     Progress,
+    Recovering,
+    Replanned,
     Trained,
     Validated,
     WorkerReady,
@@ -25,17 +28,17 @@ from dcnr_app.cluster.effects import (
 from dcnr_app.cluster.expectations import expectations_of
 from dcnr_app.cluster.feeds import SessionFeed
 from dcnr_app.cluster.generation import generate_ids
-from dcnr_app.cluster.job import SessionJob, StartPoint, assignment_for, plan_for
+from dcnr_app.cluster.job import SessionJob, assignment_for, plan_for
 from dcnr_app.cluster.local_cluster import ClusterSettings, LocalCluster
 from dcnr_app.cluster.messages import GradientsReady
 from dcnr_app.cluster.orchestrator import Orchestrator
-from dcnr_app.cluster.orchestrator_seams import Journal
-from dcnr_app.cluster.outcome import PNodeFacts, RunOutcome, pnode_facts
+from dcnr_app.cluster.orchestrator_seams import Crew, Journal
+from dcnr_app.cluster.outcome import PNodeFacts, RecoveryFacts, RunOutcome, pnode_facts
 from dcnr_app.cluster.plan import Plan
 from dcnr_app.cluster.transport import LinkTotals
 from dcnr_app.engine.backend import Backend
 from dcnr_app.engine.optimizers import slot_names
-from dcnr_app.errors import DcnrError, InvariantError, PeerError, UnreachableError, UserError, first_error
+from dcnr_app.errors import DcnrError, PeerError, UnreachableError, UserError, first_error
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 from dcnr_app.nodes.graph.network import Network
 from dcnr_app.nodes.registry import Registry
@@ -45,7 +48,6 @@ __all__ = [
     "RunOutcome",
     "SessionJob",
     "SessionTools",
-    "StartPoint",
     "TextCoder",
     "Watcher",
     "plan_for",
@@ -56,6 +58,8 @@ HostArray = np.ndarray[Any, Any]
 _STOP_POLL_S = 0.5
 # The streams with a killed process can break before the system tells that it has ended.
 _DEATH_S = 1.0
+# A worker process of this machine is there again after a second or two: sooner than a plan without it pays.
+_GRACE_MS = 5_000.0
 
 
 class TextCoder(Protocol):
@@ -78,6 +82,8 @@ class Watcher(Protocol):
         self, decision: Decision, reports: Mapping[PNodeId, GradientsReady], *, is_replay: bool
     ) -> None: ...
     def validated(self, step: int, loss: float) -> None: ...
+    def recovering(self, reason: str) -> None: ...
+    def replanned(self, network: Network, plan: Plan, step: int) -> None: ...
     def sampling(self) -> None: ...
     def no_sample(self, why: str) -> None: ...
     def stoppable(self, stop: Callable[[], None]) -> None:
@@ -145,9 +151,12 @@ class _Run:
         self._facts = pnode_facts(job.network, plan)
         self._totals = LinkTotals(0, 0)
         self._is_asked_to_stop = False
+        self._recoveries: list[RecoveryFacts] = []
+        self._can_recover = tools.journal is not None and tools.cluster.restarts
+        recovery = Recovery(graph=job.network, grace_ms=_GRACE_MS) if self._can_recover else None
         handles = HandleTable()
         self._orchestrator = Orchestrator(
-            job=assignment_for(job, plan, handles),
+            job=assignment_for(job, plan, handles, recovery),
             handles=handles,
             expected=expectations_of(job.network, job.settings, slot_names(job.settings.optimizer.type)),
             feed=tools.feed,
@@ -157,9 +166,9 @@ class _Run:
         )
         watcher.planned(job.network, plan)
 
-    async def go(self, cluster: LocalCluster, tasks: asyncio.TaskGroup, asked: asyncio.Task[None]) -> None:
+    async def go(self, cluster: Crew, tasks: asyncio.TaskGroup, asked: asyncio.Task[None]) -> None:
         """Start the PNodes, train, write a sample; less of it if `asked` ends before."""
-        starting = tasks.create_task(cluster.start(self._orchestrator, self._orchestrator.lost))
+        starting = tasks.create_task(cluster.start(self._orchestrator, self._orchestrator))
         await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
@@ -168,19 +177,16 @@ class _Run:
             return
         members = await starting
         asked.add_done_callback(self._stop)
-        transport = cluster.transport
-        if transport is None:
-            raise InvariantError("the cluster started without a transport")
         try:
-            await self._orchestrator.run(transport, members, self._rest)
+            await self._orchestrator.run(cluster, members, self._rest)
         except (UnreachableError, PeerError) as error:
             # Which of its peers tells first that a process was killed is chance; what the system says is not.
-            killed = await cluster.killed(_DEATH_S)
-            if killed is None:
+            killed = await cluster.how_lost(_DEATH_S)
+            if killed is None or self._can_recover:
                 raise
-            what = f"lost PNode {killed.pnode}: {killed.how_it_ended()}"
-            raise UnreachableError(what, where=killed.pnode, fix=error.fix) from error
-        self._totals = transport.totals()
+            pnode, how = killed
+            raise UnreachableError(f"lost PNode {pnode}: {how}", where=pnode, fix=error.fix) from error
+        self._totals = cluster.transport.totals()
 
     def _stop(self, asked: asyncio.Task[None]) -> None:
         if not asked.cancelled():
@@ -194,13 +200,16 @@ class _Run:
         facts = self._facts[event.pnode]
         facts.pid, facts.device_class = event.pid, event.device_class
         self._waiting.discard(event.pnode)
-        if not self._waiting:
+        if not self._waiting and not self._started_ms:
             self._started_ms = self._tools.clock.monotonic_ms()
         self._watcher.ready(event.pnode, event.pid)
 
     def progress(self, event: Progress) -> None:
         """A step was committed or replayed."""
-        self._committed_tokens += event.decision.target_count
+        if self._recoveries and not self._recoveries[-1].first_step_ms:
+            self._recoveries[-1].first_step_ms = self._tools.clock.monotonic_ms()
+        if not event.is_replay:
+            self._committed_tokens += event.decision.target_count
         for pnode, report in event.reports.items():
             facts = self._facts[pnode]
             facts.compute_ms += report.compute_ms
@@ -211,6 +220,21 @@ class _Run:
     def validated(self, event: Validated) -> None:
         """A validation loss is known."""
         self._watcher.validated(event.step, event.loss)
+
+    def recovering(self, event: Recovering) -> None:
+        """A PNode was lost, or a better plan is wanted: the generation is over."""
+        now_ms = self._tools.clock.monotonic_ms()
+        self._recoveries.append(RecoveryFacts(event.reason, event.pnode, event.step, now_ms))
+        self._watcher.recovering(event.reason)
+
+    def replanned(self, event: Replanned) -> None:
+        """The next generation goes on after `step` under another plan."""
+        before = self._facts
+        self._facts = pnode_facts(self._job.network, event.plan)
+        for pnode, facts in self._facts.items():
+            if pnode in before:
+                facts.compute_ms = before[pnode].compute_ms
+        self._watcher.replanned(self._job.network, event.plan, event.step)
 
     async def _rest(self, trained: Trained) -> None:
         """Training is over: write a sample, unless the person wants to leave."""
@@ -238,7 +262,7 @@ class _Run:
                 self._job.sampling,
                 lambda: self._is_asked_to_stop,
             )
-        except UserError as error:
+        except (UserError, UnreachableError) as error:
             if self._tools.journal is None:
                 raise
             self._watcher.no_sample(str(error))  # what was trained is not lost for want of a sample
@@ -267,6 +291,7 @@ class _Run:
             max_in_flight=self._max_in_flight,
             pnodes=pnodes,
             sample=self._sample,
+            recoveries=tuple(self._recoveries),
         )
 
 

@@ -31,6 +31,7 @@ from dcnr_app.cluster.inputs import (
     Prepared,
     Received,
     SitesDone,
+    Slept,
     TaskFailed,
 )
 from dcnr_app.cluster.messages import (
@@ -46,6 +47,7 @@ from dcnr_app.cluster.messages import (
     ParameterCopy,
     Refused,
     SiteGradient,
+    Status,
     Stop,
     TrainRequest,
 )
@@ -68,13 +70,35 @@ def step(state: WorkerState, event: Input, now_ms: float) -> tuple[WorkerState, 
             if peer == ORCHESTRATOR:
                 state = _leave(state, out, f"the orchestrator is gone: {reason}")
             elif state.configure is not None and peer in state.plan.pnodes:
-                worker_stages.fail(
-                    state, out, f"lost PNode {peer}: {reason}", f"PNode {state.pnode}", is_lost=True
-                )
+                what, where = f"lost PNode {peer}: {reason}", f"PNode {state.pnode}"
+                worker_stages.fail(state, out, what, where, lost=peer)
+        case Slept(gap_ms):
+            if state.configure is not None:
+                what = f"{state.pnode} stood still for {gap_ms / 1000.0:.1f} s"
+                worker_stages.fail(state, out, what, f"PNode {state.pnode}", lost=state.pnode)
         case _:
             raise InvariantError(f"a worker cannot take {type(event).__name__}")
     worker_stages.advance(state, out)
+    if state.running != state.timed:
+        state.timed, state.started_ms = state.running, now_ms
     return state, tuple(out)
+
+
+def status(state: WorkerState, now_ms: float) -> Status | None:
+    """How far this PNode is, for the orchestrator; None outside a session."""
+    if state.configure is None:
+        return None
+    key = state.running_key
+    is_task = bool(state.running and key is not None)
+    where = f"{key.phase} {key.direction} of segment {key.segment}" if is_task and key else state.stage
+    return Status(
+        **state.ids,
+        step=state.step,
+        stage=state.stage,
+        tasks_done=state.tasks_done,
+        running_ms=now_ms - state.started_ms if state.running else 0.0,
+        where=where,
+    )
 
 
 # ---- messages

@@ -169,14 +169,13 @@ def send_state(state: WorkerState, out: list[WorkerEffect], parts: Mapping[str, 
     state.stage = "computing"
 
 
-def fail(
-    state: WorkerState, out: list[WorkerEffect], what: str, where: str, *, is_lost: bool = False
-) -> None:
-    """Go no further and tell the orchestrator, once."""
+def fail(state: WorkerState, out: list[WorkerEffect], what: str, where: str, *, lost: str = "") -> None:
+    """Go no further and tell the orchestrator, once. `lost` is the peer that went away, if that is why."""
     if state.stage == "failed":
         return
     state.stage = "failed"
-    out.append(Send(ORCHESTRATOR, Failed(**state.ids, what=what, where=where, is_lost=is_lost)))
+    message = Failed(**state.ids, what=what, where=where, is_lost=bool(lost), peer=lost)
+    out.append(Send(ORCHESTRATOR, message))
 
 
 def applied(state: WorkerState, at: int) -> Applied:

@@ -59,6 +59,9 @@ class WorkerState(msgspec.Struct):
     open_microbatches: dict[int, int] = msgspec.field(default_factory=dict)
     max_in_flight: int = 0
     compute_ms: float = 0.0
+    timed: int = 0
+    started_ms: float = 0.0
+    """The compute effect under way and when it was asked for."""
     progress_ms: float = 0.0
     """When the last task ended: the PNode's progress, as opposed to its liveness."""
 

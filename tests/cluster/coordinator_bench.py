@@ -22,6 +22,7 @@ from dcnr_app.cluster.inputs import (
     Received,
 )
 from dcnr_app.cluster.messages import (
+    Address,
     AnyMessage,
     Applied,
     GradientsReady,
@@ -41,7 +42,8 @@ class CoordinatorBench:
     def __init__(self, job: Assignment | None = None, *, n_pnodes: int = 2) -> None:
         self.handles = Handles()
         self.job = job or job_for(tiny(), SETTINGS, plan_for(tiny(), SETTINGS, n_pnodes))
-        self.state, effects = coordinator.start(self.job, ())
+        members = tuple(Address(pnode, f"memory:{pnode}") for pnode in self.job.plan.pnodes)
+        self.state, effects = coordinator.start(self.job, members)
         self.effects: list[Any] = list(effects)
 
     @property

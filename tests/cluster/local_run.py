@@ -11,18 +11,29 @@ import numpy as np
 from dcnr_app.clock import SystemClock
 from dcnr_app.cluster.compute import Compute
 from dcnr_app.cluster.decision import Decision
-from dcnr_app.cluster.effects import AppendCommit, Progress, Trained, Validated, WorkerReady, WriteCheckpoint
+from dcnr_app.cluster.effects import (
+    AppendCommit,
+    BeginGeneration,
+    Progress,
+    Recovering,
+    Replanned,
+    Trained,
+    Validated,
+    WorkerReady,
+    WriteCheckpoint,
+)
 from dcnr_app.cluster.expectations import expectations_of
 from dcnr_app.cluster.feeds import SessionFeed
-from dcnr_app.cluster.job import SessionJob, StartPoint, assignment_for
+from dcnr_app.cluster.job import SessionJob, assignment_for
 from dcnr_app.cluster.memory_transport import Delay, MemoryHub, MemoryTransport
 from dcnr_app.cluster.messages import Address
 from dcnr_app.cluster.orchestrator import Orchestrator
-from dcnr_app.cluster.orchestrator_seams import Parts
+from dcnr_app.cluster.orchestrator_seams import Roster
 from dcnr_app.cluster.placement import assign
 from dcnr_app.cluster.plan import Plan
 from dcnr_app.cluster.pnode import PNodeDriver, role_of
 from dcnr_app.cluster.schedule import build_plan
+from dcnr_app.cluster.start_point import Parts, StartPoint
 from dcnr_app.cluster.transport import Member, Receiver
 from dcnr_app.data.source import Microbatch
 from dcnr_app.engine.optimizers import slot_names
@@ -97,6 +108,13 @@ class MemoryJournal:
     def record(self, effect: Progress | Validated | WorkerReady) -> None:
         del effect
 
+    def begin_generation(self, effect: BeginGeneration) -> None:
+        del effect
+
+    def restore(self) -> StartPoint:
+        step = max(self.checkpoints, default=0)
+        return StartPoint(step=step, t=step, parts=self.checkpoints.get(step, {}), recorded=self.decisions)
+
 
 class LocalRun:
     """One session, its PNodes and what they leave behind.
@@ -149,6 +167,7 @@ class LocalRun:
         self.transports = {
             pnode: MemoryTransport(self.hub, pnode) for pnode in (ORCHESTRATOR, *self.plan.pnodes)
         }
+        self.recoveries: list[Recovering] = []
         self.drivers = {
             pnode: PNodeDriver(
                 pnode=pnode,
@@ -170,6 +189,34 @@ class LocalRun:
 
     def validated(self, event: Validated) -> None:
         del event
+
+    def recovering(self, event: Recovering) -> None:
+        self.recoveries.append(event)
+
+    def replanned(self, event: Replanned) -> None:
+        del event
+
+    # ---- the orchestrator's Crew
+
+    @property
+    def transport(self) -> MemoryTransport:
+        return self.transports[ORCHESTRATOR]
+
+    async def start(self, receiver: Receiver, roster: Roster) -> tuple[Address, ...]:
+        raise NotImplementedError("the run starts its PNodes itself")
+
+    def evict(self, pnode: PNodeId, reason: str) -> None:
+        del reason
+        self.drivers[pnode].stop()
+
+    def drained(self, pnode: PNodeId) -> None:
+        del pnode
+
+    async def how_lost(self, within_s: float) -> tuple[PNodeId, str] | None:
+        del within_s
+        return None
+
+    async def close(self) -> None: ...
 
     # ---- running
 
@@ -201,7 +248,7 @@ class LocalRun:
             for driver in self.drivers.values():
                 await driver.started()
             try:
-                return await self.orchestrator.run(self.transports[ORCHESTRATOR], addresses, at_rest)
+                return await self.orchestrator.run(self, addresses, at_rest)
             finally:
                 await asyncio.wait(running, timeout=2)
                 for driver in self.drivers.values():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dcnr_app.cluster.feeds import SessionFeed, check_inputs, outside_references
+from dcnr_app.cluster.feeds import SessionFeed, check_inputs
+from dcnr_app.cluster.routes import outside_references
 from dcnr_app.engine.reference import ReferenceBackend
 from dcnr_app.errors import InvalidError
 from dcnr_app.nodes.graph.load import load_network

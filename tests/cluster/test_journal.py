@@ -10,6 +10,7 @@ from dcnr_app.cluster.decision import Decision
 from dcnr_app.cluster.effects import AppendCommit, Progress, Validated, WorkerReady
 from dcnr_app.cluster.journal import SessionJournal, read_decisions, read_validations
 from dcnr_app.cluster.messages import GradientsReady
+from dcnr_app.cluster.start_point import StartPoint
 from dcnr_app.errors import StoreError
 from dcnr_app.ids import NetworkId, PNodeId, SessionId
 from dcnr_app.store.memory import MemoryStore
@@ -57,7 +58,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def journal(store: MemoryStore) -> SessionJournal:
-    return SessionJournal(store, SESSION, Ticking(), lambda effect, parts: "path")
+    return SessionJournal(store, SESSION, Ticking(), lambda effect, parts: "path", StartPoint)
 
 
 def test_a_commit_is_read_back_bit_for_bit_with_its_ledger_rows(

@@ -12,20 +12,46 @@ import pytest
 from dcnr_app.clock import SystemClock
 from dcnr_app.cluster import processes
 from dcnr_app.cluster.local_cluster import ClusterSettings, LocalCluster, worker_ids
+from dcnr_app.cluster.local_worker import RestartDelays
+from dcnr_app.cluster.messages import Address
 from dcnr_app.engine.reference import ReferenceBackend
 from dcnr_app.errors import PeerError, first_error
+from dcnr_app.ids import PNodeId
 from dcnr_app.nodes.registry import load_registry
 from dcnr_app.settings import child_environment
 from tests.cluster.test_processes import children, environment
 from tests.contracts.transport import Box, run
 
 
+class Told:
+    """A Roster that writes down who went."""
+
+    def __init__(self) -> None:
+        self.exits: list[tuple[PNodeId, str]] = []
+        self.joins: asyncio.Queue[Address] = asyncio.Queue()
+
+    def lost(self, pnode: PNodeId, reason: str) -> None:
+        self.exits.append((pnode, reason))
+
+    def joined(self, member: Address) -> None:
+        self.joins.put_nowait(member)
+
+
 def cluster(
-    tasks: asyncio.TaskGroup, n_workers: int, variables: dict[str, str] | None = None
+    tasks: asyncio.TaskGroup,
+    n_workers: int,
+    variables: dict[str, str] | None = None,
+    *,
+    restarts: bool = False,
 ) -> LocalCluster:
     """With so many worker processes."""
     return LocalCluster(
-        ClusterSettings(n_workers=n_workers, threads=1, environment=variables or child_environment()),
+        ClusterSettings(
+            n_workers=n_workers,
+            threads=1,
+            environment=variables or child_environment(),
+            restarts=restarts,
+        ),
         registry=load_registry(),
         make_backend=ReferenceBackend,
         clock=SystemClock(),
@@ -43,13 +69,13 @@ def test_without_workers_one_pnode_is_in_this_process_and_ends_with_close() -> N
         before = children()
         async with asyncio.TaskGroup() as tasks:
             made = cluster(tasks, 0)
-            addresses = await made.start(Box(), lambda pnode, how: None)
+            addresses = await made.start(Box(), Told())
             assert [(a.pnode, a.address) for a in addresses] == [
                 ("orchestrator", "memory:orchestrator"),
                 ("local", "memory:local"),
             ]
             assert children() == before
-            assert await made.killed(0.0) is None
+            assert await made.how_lost(0.0) is None
             await made.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -59,16 +85,16 @@ def test_without_workers_one_pnode_is_in_this_process_and_ends_with_close() -> N
 @pytest.mark.e2e
 def test_workers_start_side_by_side_and_end_together_without_being_reported() -> None:
     async def test() -> None:
-        before, exits = children(), list[str]()
+        before, told = children(), Told()
         async with asyncio.TaskGroup() as tasks:
             made = cluster(tasks, 3)
-            addresses = await made.start(Box(), lambda pnode, how: exits.append(pnode))
+            addresses = await made.start(Box(), told)
             assert [a.pnode for a in addresses] == ["orchestrator", "worker-1", "worker-2", "worker-3"]
             assert len({a.fingerprint for a in addresses}) == 4
             assert len(children() - before) == 3
             await made.close()
         assert children() == before
-        assert exits == []
+        assert told.exits == []
 
     run(test)
 
@@ -83,7 +109,7 @@ def test_stopped_workers_are_killed_at_the_same_time_not_one_after_the_other(
         before = children()
         async with asyncio.TaskGroup() as tasks:
             made = cluster(tasks, 3)
-            await made.start(Box(), lambda pnode, how: None)
+            await made.start(Box(), Told())
             for pid in children() - before:
                 psutil.Process(pid).suspend()
             started = time.monotonic()
@@ -97,16 +123,16 @@ def test_stopped_workers_are_killed_at_the_same_time_not_one_after_the_other(
 @pytest.mark.e2e
 def test_a_killed_worker_is_found_and_reported() -> None:
     async def test() -> None:
-        exits: list[tuple[str, str]] = []
+        told = Told()
         before = children()
         async with asyncio.TaskGroup() as tasks:
             made = cluster(tasks, 2)
-            await made.start(Box(), lambda pnode, how: exits.append((pnode, how)))
+            await made.start(Box(), told)
             psutil.Process(max(children() - before)).kill()
-            found = await made.killed(5.0)
+            found = await made.how_lost(5.0)
             assert found is not None
             await asyncio.sleep(0)
-            assert exits == [(found.pnode, found.how_it_ended())]
+            assert told.exits == [found]
             await made.close()
         assert children() == before
 
@@ -133,7 +159,7 @@ def test_a_start_that_fails_or_is_cancelled_leaves_no_process(tmp_path: Path, *,
             async with asyncio.TaskGroup() as tasks:
                 made = cluster(tasks, 3, variables)
                 try:
-                    starting = tasks.create_task(made.start(Box(), lambda pnode, how: None))
+                    starting = tasks.create_task(made.start(Box(), Told()))
                     while is_cancelled and len(children() - before) < 3:
                         await asyncio.sleep(0)
                     if is_cancelled:
@@ -147,3 +173,32 @@ def test_a_start_that_fails_or_is_cancelled_leaves_no_process(tmp_path: Path, *,
         assert children() == before
 
     run(test)
+
+
+@pytest.mark.e2e
+def test_a_killed_worker_is_started_again_with_another_certificate() -> None:
+    async def test() -> None:
+        told = Told()
+        before = children()
+        async with asyncio.TaskGroup() as tasks:
+            made = cluster(tasks, 2, restarts=True)
+            addresses = {a.pnode: a for a in await made.start(Box(), told)}
+            made.evict(PNodeId("worker-2"), "a test")
+            async with asyncio.timeout(20):
+                again = await told.joins.get()
+            assert again.pnode == "worker-2"
+            assert again.fingerprint != addresses[again.pnode].fingerprint
+            assert [pnode for pnode, _ in told.exits] == ["worker-2"]
+            assert len(children() - before) == 2
+            await made.close()
+        assert children() == before
+
+    run(test)
+
+
+def test_a_process_that_never_stays_is_given_up_and_one_that_stayed_starts_over() -> None:
+    delays = RestartDelays()
+    waits = [delays.after(100.0) for _ in range(9)]
+    assert waits[:3] == [0.05, 0.1, 0.2]
+    assert waits[-1] is None
+    assert delays.after(60_000.0) == 0.05

@@ -12,7 +12,7 @@ import pytest
 from dcnr_app.cluster.compute import Compute, ComputeEffect
 from dcnr_app.cluster.effects import AppendCommit, Progress, RunForward, Trained, WriteCheckpoint
 from dcnr_app.cluster.inputs import Outcome
-from dcnr_app.cluster.orchestrator_seams import Parts
+from dcnr_app.cluster.start_point import Parts
 from dcnr_app.errors import DcnrError, InvariantError, PeerError, StoreError, UnreachableError
 from dcnr_app.ids import ORCHESTRATOR
 from tests.cluster import local_run

@@ -18,7 +18,8 @@ from dcnr_app.cluster.generation import Sampling
 from dcnr_app.cluster.journal import SessionJournal, read_decisions
 from dcnr_app.cluster.local_cluster import LOCAL, ClusterSettings
 from dcnr_app.cluster.messages import Norm
-from dcnr_app.cluster.session import SessionJob, SessionTools, StartPoint, plan_for, run_session
+from dcnr_app.cluster.session import SessionJob, SessionTools, plan_for, run_session
+from dcnr_app.cluster.start_point import StartPoint
 from dcnr_app.data.source import Microbatch
 from dcnr_app.engine.reference import ReferenceBackend
 from dcnr_app.ids import SessionId
@@ -140,7 +141,7 @@ def run_whole_session(
         make_backend=ReferenceBackend,
         clock=clock,
         feed=SessionFeed(loaded.network, source, backend, {}),
-        journal=SessionJournal(store, SESSION, clock, keep),
+        journal=SessionJournal(store, SESSION, clock, keep, StartPoint),
         coder=NoText(),
         orchestrator_pid=0,
     )
@@ -204,6 +205,8 @@ class Unwatched:
     def validated(self, step: int, loss: float) -> None:
         """Nothing."""
 
+    def recovering(self, reason: str) -> None: ...
+    def replanned(self, network: Any, plan: Any, step: int) -> None: ...
     def no_sample(self, why: str) -> None: ...
     def sampling(self) -> None:
         """Nothing."""

@@ -11,18 +11,26 @@ import numpy as np
 from dcnr_app.cluster import coordinator, worker
 from dcnr_app.cluster.compute import Compute, ComputeEffect
 from dcnr_app.cluster.coordinator_state import Assignment
+from dcnr_app.cluster.decision import LossScale
 from dcnr_app.cluster.effects import (
     AppendCommit,
+    BeginGeneration,
     CoordinatorEffect,
     Deliver,
+    Drained,
+    Evict,
     Leave,
     LoadBatch,
     LoadValidation,
     Progress,
+    Recovering,
     Release,
+    Replanned,
+    Restore,
     Send,
     SessionFailed,
     Trained,
+    Undeliverable,
     Validated,
     WorkerEffect,
     WorkerReady,
@@ -38,8 +46,9 @@ from dcnr_app.cluster.inputs import (
     Input,
     Outcome,
     Received,
+    Restored,
 )
-from dcnr_app.cluster.messages import AnyMessage
+from dcnr_app.cluster.messages import Address, AnyMessage
 from dcnr_app.cluster.worker_state import WorkerState
 from dcnr_app.engine.backend import Backend
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
@@ -51,6 +60,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 HostArray = np.ndarray[Any, Any]
+StoreEffect = LoadBatch | LoadValidation | AppendCommit | WriteCheckpoint | BeginGeneration | Restore
 
 
 class SimWorker:
@@ -131,7 +141,13 @@ class SimOrchestrator:
         self.answers: dict[int, HostArray] = {}
         self.commit_ms: dict[int, float] = {}
         self.checkpoint_ms: dict[int, float] = {}
-        self.state, effects = coordinator.start(job, ())
+        self.evicted: list[PNodeId] = []
+        self.drained: list[PNodeId] = []
+        self.recoveries: list[Recovering] = []
+        self.plans: list[Replanned] = []
+        self.undeliverable: list[Undeliverable] = []
+        members = tuple(Address(pnode, f"sim:{pnode}") for pnode in job.plan.pnodes)
+        self.state, effects = coordinator.start(job, members, world.now_ms)
         self._first = effects
 
     def start(self) -> None:
@@ -150,6 +166,7 @@ class SimOrchestrator:
         """One input and its effects."""
         generation = self.state.job.plan.generation
         is_old = isinstance(event, Received) and 0 < getattr(event.message, "generation", 0) < generation
+        self.state.now_ms = self._world.now_ms
         before = repr(self.state) if is_old else ""
         self.state, effects = coordinator.step(self.state, event, self._world.now_ms)
         if is_old and isinstance(event, Received):
@@ -172,6 +189,24 @@ class SimOrchestrator:
             case Release(handles):
                 for handle in handles:
                     self.handles.release(handle)
+            case Evict(pnode):
+                self.evicted.append(pnode)
+                self._world.evict(pnode)
+            case (
+                LoadBatch()
+                | LoadValidation()
+                | AppendCommit()
+                | WriteCheckpoint()
+                | BeginGeneration()
+                | Restore()
+            ):
+                self._world.after(self._world.store_ms(effect), lambda: self._work(effect))
+            case _:
+                self._note(effect)
+
+    def _note(self, effect: CoordinatorEffect) -> None:
+        """Keep what the coordinator tells those who watch."""
+        match effect:
             case WorkerReady(pnode):
                 self.ready[pnode] = effect
             case Progress(decision):
@@ -187,14 +222,20 @@ class SimOrchestrator:
                 self.trained.append(effect)
             case SessionFailed():
                 self.failures.append(effect)
-            case LoadBatch() | LoadValidation() | AppendCommit() | WriteCheckpoint():
-                self._world.after(self._world.store_ms(effect), lambda: self._work(effect))
+            case Drained(pnode):
+                self.drained.append(pnode)
+            case Recovering():
+                self.recoveries.append(effect)
+            case Replanned():
+                self.plans.append(effect)
+            case Undeliverable():
+                self.undeliverable.append(effect)
 
-    def _work(self, effect: LoadBatch | LoadValidation | AppendCommit | WriteCheckpoint) -> None:
+    def _work(self, effect: StoreEffect) -> None:
         if self._world.orchestrator is self:  # else its process is gone
             self.take(Finished(effect.id, self._outcome(effect)))
 
-    def _outcome(self, effect: LoadBatch | LoadValidation | AppendCommit | WriteCheckpoint) -> Outcome:
+    def _outcome(self, effect: StoreEffect) -> Outcome:
         journal, failure = self._world.journal, self._world.store_failure(effect)
         if failure is not None:
             return failure
@@ -216,3 +257,22 @@ class SimOrchestrator:
                 journal.checkpoint(effect, self.handles)
                 self.checkpoint_ms[step] = self._world.now_ms
                 return CheckpointWritten(f"step-{step}")
+            case BeginGeneration(_, generation):
+                journal.begin(generation)
+                return Done()
+            case Restore():
+                return self._restored()
+
+    def _restored(self) -> Restored:
+        journal = self._world.journal
+        step = journal.durable_step
+        kept = journal.checkpoints.get(step)
+        return Restored(
+            step=step,
+            t=kept.t if kept else 0,
+            scale=kept.scale if kept else LossScale(),
+            parts={name: self.put(part) for name, part in kept.state.items()} if kept else {},
+            recorded=dict(journal.rows),
+            validated=frozenset(journal.validations),
+            device_class=next(iter(self.ready.values())).device_class if self.ready else "",
+        )

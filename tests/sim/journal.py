@@ -41,6 +41,7 @@ class Journal:
         self.ledger: list[tuple[int, int, bool]] = []
         self.checkpoints: dict[int, Checkpoint] = {}
         self.validations: dict[int, float] = {}
+        self.generations: list[int] = []
 
     @property
     def durable_step(self) -> int:
@@ -53,6 +54,11 @@ class Journal:
         assert step == len(self.rows) + 1, f"commit row {step} after {len(self.rows)}"
         self.rows[step] = msgspec.json.decode(msgspec.json.encode(effect.decision), type=Decision)
         self.ledger += [(step, sample, effect.decision.skip) for sample in effect.samples]
+
+    def begin(self, generation: int) -> None:
+        """Keep a generation's row: each number once, in order."""
+        assert generation == (self.generations or [1])[-1] + 1
+        self.generations.append(generation)
 
     def checkpoint(self, effect: WriteCheckpoint, table: HandleTable) -> None:
         """Keep a checkpoint."""

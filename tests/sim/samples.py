@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from dcnr_app.cluster.coordinator_state import Assignment
-from dcnr_app.cluster.feeds import outside_references
 from dcnr_app.cluster.placement import assign
 from dcnr_app.cluster.plan import Plan
+from dcnr_app.cluster.routes import outside_references
 from dcnr_app.cluster.schedule import build_plan
 from dcnr_app.data.source import Microbatch
 from dcnr_app.ids import PNodeId, SessionId

@@ -19,11 +19,12 @@ from dcnr_app.cluster.expectations import expectations_of, why_unexpected
 from dcnr_app.cluster.feeds import SessionFeed
 from dcnr_app.cluster.inputs import (
     GenerateRequested,
+    Joined,
     Lost,
     Outcome,
     StopRequested,
 )
-from dcnr_app.cluster.messages import AnyMessage, Refused, TensorHeader
+from dcnr_app.cluster.messages import Address, AnyMessage, Refused, TensorHeader
 from dcnr_app.data.source import BatchSource
 from dcnr_app.engine.backend import Backend
 from dcnr_app.engine.optimizers import slot_names
@@ -165,6 +166,15 @@ class World:
         if self.orchestrator is not None:
             self.orchestrator.take(Lost(pnode, "connection reset"))
 
+    def evict(self, pnode: PNodeId) -> None:
+        """The coordinator gave a PNode up: its process, if it is still there, is ended."""
+        self.workers.pop(pnode, None)
+
+    def revive(self, pnode: PNodeId) -> None:
+        """A fresh process of this PNode is there."""
+        self.workers[pnode] = SimWorker(self, pnode, self._backend)
+        self.lead.take(Joined(Address(pnode, f"sim:{pnode}:{self.now_ms}")))
+
     # ---- a session
 
     def start(self, job: Assignment, handles: HandleTable | None = None) -> SimOrchestrator:
@@ -199,6 +209,8 @@ class World:
         kept = self.journal.checkpoints.get(self.lead.state.step)
         for process in self.workers.values():
             assert len(process.compute.handles) == 0, f"{process.pnode} keeps tensors of a step"
+            if process.state.configure is None:
+                continue  # it takes no part
             assert process.compute.runtime.live_microbatches() == 0
             for name in () if kept is None else _local_parameters(process):
                 assert process.compute.runtime.parameter(name).tobytes() == kept.bits()[name, "weight"]

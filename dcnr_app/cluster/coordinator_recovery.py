@@ -1,0 +1,301 @@
+"""The coordinator core's recovery: a lost PNode or a wanted move ends the generation, and the next one goes
+on from the newest durable state. Pure.
+
+Order: what is being written ends -> (lost PNodes may come back for a while) -> the generation's row is
+durable -> the state is read -> a plan for the PNodes that are there -> configuring. Steps that were committed
+after that state are replayed with their recorded decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from dcnr_app.cluster.coordinator_state import (
+    Assignment,
+    CoordinatorState,
+    Recovery,
+    drop_everything,
+    release,
+)
+from dcnr_app.cluster.effects import (
+    BeginGeneration,
+    CoordinatorEffect,
+    Drained,
+    Evict,
+    Recovering,
+    Replanned,
+    Restore,
+    Send,
+    SessionFailed,
+    Undeliverable,
+)
+from dcnr_app.cluster.inputs import Handles, Restored
+from dcnr_app.cluster.messages import Address, Configure, Failed, Stop
+from dcnr_app.cluster.placement import assign
+from dcnr_app.cluster.routes import outside_references
+from dcnr_app.cluster.schedule import build_plan
+from dcnr_app.errors import DcnrError, InvariantError
+from dcnr_app.ids import PNodeId
+from dcnr_app.nodes.graph.analysis import network_parameters
+from dcnr_app.nodes.graph.network import Network
+
+MAX_DEATHS = 3
+"""Losses between two committed steps after which what the lost PNodes had in common is blamed."""
+MAX_LINK_FAILURES = 2
+"""Times that one PNode may report the same other one as unreachable, between two committed steps."""
+SUSPECT_MS = 1_500.0
+"""How long a PNode that others cannot reach may take to be seen as lost here too."""
+
+
+# ---- what happens to PNodes
+
+
+def lose(state: CoordinatorState, out: list[CoordinatorEffect], peer: PNodeId, reason: str) -> None:
+    """A PNode is gone. If it had a part in the plan, the session goes on without it where that is allowed."""
+    member = state.members.pop(peer, None)
+    state.leaving.discard(peer)
+    if peer not in state.job.plan.pnodes or state.is_over:
+        return
+    if state.job.recovery is None:
+        fail(state, out, f"lost PNode {peer}: {reason}", peer, "lost")
+        return
+    if member is not None:
+        out.append(Evict(peer, reason))
+    state.missing.add(peer)
+    if state.stage != "recovering" and is_at_rest(state):
+        withdraw_requests(state, out, f"lost PNode {peer}: {reason}")
+        return
+    if state.stage != "recovering" and _is_poisoned(state, out, peer):
+        return
+    begin(state, out, f"lost PNode {peer}: {reason}", peer)
+
+
+def report(state: CoordinatorState, out: list[CoordinatorEffect], sender: PNodeId, failed: Failed) -> None:
+    """A worker lost a peer. The peer's own streams will break too, or only the way between the two is broken:
+    either way the generation is over. A way that stays broken costs the peer its place."""
+    peer = PNodeId(failed.peer)
+    if is_at_rest(state):
+        return
+    pair = (sender, peer)
+    state.link_failures[pair] = state.link_failures.get(pair, 0) + 1
+    if state.link_failures[pair] > MAX_LINK_FAILURES:
+        lose(state, out, peer, f"{sender} cannot reach it")
+        return
+    state.suspect = peer if peer != sender else PNodeId("")
+    begin(state, out, f"{sender}: {failed.what}", PNodeId(""))
+
+
+def join(state: CoordinatorState, out: list[CoordinatorEffect], member: Address) -> None:
+    """A PNode can be used: at once if the session waits for one, else after a step boundary."""
+    pnode = member.pnode
+    if state.is_over or state.job.recovery is None:
+        return
+    was_known = state.members.get(pnode)
+    state.members[pnode] = member
+    state.missing.discard(pnode)
+    if pnode not in state.order:
+        state.order.append(pnode)
+    if state.stage == "recovering":
+        advance(state, out)
+    elif pnode not in state.job.plan.pnodes:
+        state.handover = f"PNode {pnode} joined"
+    elif was_known is not None and was_known != member and not is_at_rest(state):
+        begin(state, out, f"PNode {pnode} was started anew", pnode)
+
+
+def let_go(state: CoordinatorState, out: list[CoordinatorEffect], pnode: PNodeId) -> None:
+    """A PNode wants to leave: at once if it holds nothing, else after a step boundary."""
+    if pnode not in state.members:
+        return
+    state.leaving.add(pnode)
+    if state.is_over or pnode not in state.job.plan.pnodes or is_at_rest(state):
+        _drain(state, out)
+    else:
+        state.handover = f"PNode {pnode} leaves"
+        if state.stage == "recovering":
+            advance(state, out)
+
+
+def is_at_rest(state: CoordinatorState) -> bool:
+    """Whether training is over and its last state kept: nothing can be lost any more."""
+    return state.stage == "trained" and state.capture is None
+
+
+def withdraw_requests(state: CoordinatorState, out: list[CoordinatorEffect], reason: str) -> None:
+    """Nobody will answer what was asked for generation."""
+    for request in state.generation_requests.values():
+        out.append(Undeliverable(request, reason))
+    state.generation_requests = {}
+
+
+# ---- from one generation to the next
+
+
+def begin(state: CoordinatorState, out: list[CoordinatorEffect], reason: str, pnode: PNodeId) -> None:
+    """End the generation; `pnode` is the lost one, or empty for a move that is wanted."""
+    if state.is_over:
+        return
+    if state.stage != "recovering":
+        out.append(Recovering(reason, pnode, state.step))
+        drop_everything(state, out)
+        state.commit_effect = state.effect if state.stage == "committing" else 0
+        state.effect = 0
+        state.stage = "recovering"
+        state.reason, state.handover = reason, ""
+        state.since_ms = state.now_ms
+        state.gradients, state.waiting, state.decision = {}, set(), None
+        state.blocked, state.is_held = None, False
+    advance(state, out)
+
+
+def advance(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
+    """Go on with the recovery as far as what is there allows."""
+    recovery = state.job.recovery
+    if state.stage != "recovering" or recovery is None:
+        return
+    if state.commit_effect or state.capture_effect or state.effect or not _available(state):
+        return
+    waited_ms = state.now_ms - state.since_ms
+    is_waiting = (state.missing and waited_ms < recovery.grace_ms) or (
+        state.suspect in state.members and waited_ms < SUSPECT_MS
+    )
+    if not is_waiting:
+        state.effect = state.take_id()
+        out.append(BeginGeneration(state.effect, state.generation + 1, state.reason))
+
+
+def generation_begun(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
+    """The generation's row is durable."""
+    state.generation += 1
+    state.effect = state.take_id()
+    out.append(Restore(state.effect))
+
+
+def adopt(state: CoordinatorState, out: list[CoordinatorEffect], restored: Restored) -> None:
+    """Plan for the PNodes that are there and configure them."""
+    state.effect = 0
+    recovery = _recovery(state)
+    if not _available(state):
+        _release_parts(out, restored.parts)
+        return
+    old = state.job.plan
+    try:
+        job = next_assignment(state, recovery.graph, restored)
+    except DcnrError as error:
+        _release_parts(out, restored.parts)
+        fail(state, out, str(error), "plan", "failed")
+        return
+    for pnode in state.members:
+        if pnode in old.pnodes and pnode not in job.plan.pnodes:
+            out.append(Send(pnode, Stop(**state.ids)))
+    state.job = job
+    state.step, state.t, state.scale = restored.step, restored.t, restored.scale
+    state.durable_step, state.skips = restored.step, 0
+    state.validated = set(restored.validated)
+    state.missing, state.suspect = set(), PNodeId("")
+    _drain(state, out)
+    out.append(Replanned(job.plan, restored.step, state.reason))
+    configure_all(state, out)
+
+
+def configure_all(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
+    """Tell every PNode of the plan to take it up."""
+    job = state.job
+    state.stage = "configuring"
+    state.waiting = set(job.plan.pnodes)
+    state.planned_ms = state.progress_ms = state.now_ms
+    configure = Configure(
+        **state.ids,
+        network=job.network,
+        plan=job.plan,
+        settings=job.settings,
+        first_step=job.resume_step + 1,
+        members=(*state.outside, *(m for m in state.members.values() if m.pnode in job.plan.pnodes)),
+        will_load=bool(job.loads),
+    )
+    out.extend(Send(pnode, configure) for pnode in job.plan.pnodes)
+
+
+def next_assignment(state: CoordinatorState, graph: Network, restored: Restored) -> Assignment:
+    """The assignment of the new generation. Raises InvalidError if the network cannot be placed."""
+    job, pnodes = state.job, _available(state)
+    assignment = assign(graph, job.settings.rows, pnodes)
+    plan = build_plan(graph, assignment, pnodes, job.settings, generation=state.generation)
+    return msgspec.structs.replace(
+        job,
+        plan=plan,
+        inputs=outside_references(graph, plan),
+        resume_step=restored.step,
+        t=restored.t,
+        scale=restored.scale,
+        recorded={step: row for step, row in restored.recorded.items() if step > restored.step},
+        checked_device_class=restored.device_class,
+        loads=loads_for(graph, plan.assignment, plan.pnodes, restored.parts),
+    )
+
+
+def loads_for(
+    graph: Network,
+    assignment: Mapping[str, PNodeId],
+    pnodes: tuple[PNodeId, ...],
+    parts: Mapping[str, Handles],
+) -> dict[PNodeId, dict[str, Handles]]:
+    """What each PNode must load: owners take all slots, other sites of shared parameters the weight."""
+    if not parts:
+        return {}
+    loads: dict[PNodeId, dict[str, Handles]] = {pnode: {} for pnode in pnodes}
+    for name, parameter in network_parameters(graph).items():
+        slots = parts[name]
+        owner = assignment[parameter.sites[0][0]]
+        loads[owner][name] = slots
+        for node, _ in parameter.sites:
+            if assignment[node] != owner:
+                loads[assignment[node]][name] = {"weight": slots["weight"]}
+    return loads
+
+
+def fail(state: CoordinatorState, out: list[CoordinatorEffect], what: str, where: str, kind: str) -> None:
+    """The session cannot go on here; what is durable stays. Only the first failure is told."""
+    if state.is_over:
+        return
+    drop_everything(state, out)
+    state.stage = "failed"
+    out.append(SessionFailed(what, where, kind))
+
+
+def _available(state: CoordinatorState) -> tuple[PNodeId, ...]:
+    return tuple(p for p in state.order if p in state.members and p not in state.leaving)
+
+
+def _drain(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
+    for pnode in sorted(state.leaving):
+        state.members.pop(pnode, None)
+        out.append(Drained(pnode))
+    state.leaving = set()
+
+
+def _is_poisoned(state: CoordinatorState, out: list[CoordinatorEffect], peer: PNodeId) -> bool:
+    """Whether too many PNodes were lost without a step in between; then the session has failed."""
+    mine = frozenset(node for node, pnode in state.job.plan.assignment.items() if pnode == peer)
+    state.deaths.append(mine)
+    if len(state.deaths) < MAX_DEATHS:
+        return False
+    shared = sorted(frozenset.intersection(*state.deaths[-MAX_DEATHS:]))
+    if not shared:
+        return False
+    shown = ", ".join(shared[:6]) + (", …" if len(shared) > 6 else "")
+    what = f"{MAX_DEATHS} PNodes were lost one after the other without a step; all of them ran {shown}"
+    fail(state, out, what, peer, "lost")
+    return True
+
+
+def _release_parts(out: list[CoordinatorEffect], parts: Mapping[str, Handles]) -> None:
+    release(out, {f"{name}/{slot}": h for name, part in parts.items() for slot, h in part.items()})
+
+
+def _recovery(state: CoordinatorState) -> Recovery:
+    if state.job.recovery is None:
+        raise InvariantError("a session that may not recover was told to")
+    return state.job.recovery
