@@ -275,7 +275,7 @@ class Orchestrator:
             case Drained(pnode):
                 self._crew.drained(pnode)
             case Recovering():
-                _LOG.warning("recovering step=%s reason=%s", effect.step, effect.reason)
+                _LOG.info("recovering step=%s reason=%s", effect.step, effect.reason)
                 self._observer.recovering(effect)
             case Replanned():
                 self._observer.replanned(effect)
