@@ -24,6 +24,7 @@ from dcnr_app.cluster.generation import Sampling
 from dcnr_app.cluster.journal import SessionJournal
 from dcnr_app.cluster.local_cluster import LOCAL, ClusterSettings
 from dcnr_app.cluster.session import SessionJob, SessionTools, run_session
+from dcnr_app.cluster.staff import local_staff
 from dcnr_app.cluster.start_point import StartPoint
 from dcnr_app.data.source import Microbatch
 from dcnr_app.nodes.graph.load import LoadedNetwork
@@ -156,9 +157,12 @@ def run(work: Path, threads: int, folder: Path) -> dict[str, Any]:
         record = record_session(store, app, loaded, settings)
         backend = make_backend(1)
         tools = SessionTools(
-            cluster=ClusterSettings(n_workers=0, threads=threads, environment={}),
-            registry=app.registry,
-            make_backend=make_backend,
+            staff=local_staff(
+                ClusterSettings(n_workers=0, threads=threads, environment={}),
+                app.registry,
+                make_backend,
+                app.clock,
+            ),
             clock=app.clock,
             feed=SessionFeed(loaded.network, WorkFile(tokens, settings.microbatches), backend, {}),
             journal=SessionJournal(store, record.session, app.clock, lambda effect, parts: "", StartPoint),

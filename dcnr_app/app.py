@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dcnr_app.clock import Clock, SystemClock
 from dcnr_app.cluster.local_cluster import ClusterSettings
+from dcnr_app.cluster.staff import local_staff
 from dcnr_app.data.dataset import Dataset, load_dataset
 from dcnr_app.data.tokenizer import Tokenizer, load_tokenizer
 from dcnr_app.engine.backend import Backend
@@ -89,16 +90,17 @@ class App:
     def workshop(self, n_workers: int) -> Workshop:
         """What running sessions with so many worker processes needs (0: one PNode in this process)."""
         n_cores = device_summary().n_cores
+        settings = ClusterSettings(
+            n_workers=n_workers,
+            threads=max(1, n_cores // max(1, n_workers)),
+            environment=child_environment(),
+            restarts=True,
+        )
         return Workshop(
             home=self.home,
             clock=self.clock,
             registry=self.registry,
             make_backend=make_backend,
-            cluster=ClusterSettings(
-                n_workers=n_workers,
-                threads=max(1, n_cores // max(1, n_workers)),
-                environment=child_environment(),
-                restarts=True,
-            ),
+            staff=local_staff(settings, self.registry, make_backend, self.clock),
             pid=os.getpid(),
         )

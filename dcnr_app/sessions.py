@@ -18,7 +18,6 @@ from dcnr_app.cluster.feeds import SessionFeed, check_inputs
 from dcnr_app.cluster.generation import Sampling
 from dcnr_app.cluster.journal import CheckpointWriter, SessionJournal, append_generation, read_decisions
 from dcnr_app.cluster.keeping import Found
-from dcnr_app.cluster.local_cluster import ClusterSettings, worker_ids
 from dcnr_app.cluster.result import Scores, session_result
 from dcnr_app.cluster.session import (
     RunOutcome,
@@ -28,6 +27,7 @@ from dcnr_app.cluster.session import (
     plan_for,
     run_session,
 )
+from dcnr_app.cluster.staff import Staff
 from dcnr_app.cluster.start_point import StartPoint
 from dcnr_app.data.baselines import bits_per_byte, measure_baselines, target_bytes
 from dcnr_app.data.cursor import BatchCursor, CursorSettings
@@ -70,7 +70,7 @@ class Workshop(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     registry: Registry
     make_backend: Callable[[int], Backend]
-    cluster: ClusterSettings
+    staff: Staff
     pid: int
     files: Files = SYSTEM_FILES
 
@@ -102,9 +102,7 @@ def create(
     now_ms = shop.clock.wall_ms()
     session = new_session_id(now_ms, secrets.randbits(16))
     network = loaded.network
-    plan_for(
-        SessionJob(session=session, generation=1, network=network, settings=settings), shop.cluster.n_workers
-    )
+    plan_for(SessionJob(session=session, generation=1, network=network, settings=settings), shop.staff.pnodes)
     BatchCursor(text.dataset, _cursor_settings(settings, loaded.context))
     n_floats = sum(math.prod(p.spec.shape) for p in network_parameters(network).values())
     need_bytes = n_floats * _BYTES_PER_FLOAT * _SLOTS * (settings.keep_last + 1)
@@ -120,7 +118,7 @@ def create(
         tokenizer=manifest.tokenizer_sha256,
         settings=settings_form(settings),
         device_class="",
-        workers=worker_ids(shop.cluster.n_workers),
+        workers=shop.staff.pnodes,
         pid=shop.pid,
     )
     create_session(store, record, encode_network(network))
@@ -159,16 +157,9 @@ def run(
         start=found.start,
         prompt=prompt,
     )
-    writer = _checkpoint_writer(shop, store, record, text.tokenizer)
-    tools = _tools(
-        shop,
-        SessionFeed(network, cursor, backend, {"tokenizer": text.tokenizer}),
-        SessionJournal(
-            store, record.session, shop.clock, writer, lambda: find_start(shop, store, record).start
-        ),
-        text.tokenizer,
-    )
-    _mark(store, record.session, status="running", pid=shop.pid, workers=worker_ids(shop.cluster.n_workers))
+    feed = SessionFeed(network, cursor, backend, {"tokenizer": text.tokenizer})
+    tools = _tools(shop, feed, _journal(shop, store, record, text.tokenizer), text.tokenizer)
+    _mark(store, record.session, status="running", pid=shop.pid, workers=shop.staff.pnodes)
     try:
         for split in (text.dataset.manifest.train, text.dataset.manifest.validation):
             verify_shards(text.dataset.folder, split.shards)  # or changed text would be trained on in silence
@@ -199,14 +190,22 @@ def _tools(
     shop: Workshop, feed: SessionFeed, journal: SessionJournal | None, tokenizer: Tokenizer
 ) -> SessionTools:
     return SessionTools(
-        cluster=shop.cluster,
-        registry=shop.registry,
-        make_backend=shop.make_backend,
+        staff=shop.staff,
         clock=shop.clock,
         feed=feed,
         journal=journal,
         coder=tokenizer,
         orchestrator_pid=shop.pid,
+    )
+
+
+def _journal(shop: Workshop, store: Store, record: SessionRecord, tokenizer: Tokenizer) -> SessionJournal:
+    return SessionJournal(
+        store,
+        record.session,
+        shop.clock,
+        _checkpoint_writer(shop, store, record, tokenizer),
+        lambda: find_start(shop, store, record).start,
     )
 
 

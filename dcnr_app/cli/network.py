@@ -126,6 +126,7 @@ def plan_command(network: str, workers: int, *, as_json: bool) -> None:
     from dcnr_app.app import App
     from dcnr_app.cli.lookup import find_network
     from dcnr_app.cli.plan_view import plan_form, plan_text
+    from dcnr_app.cluster.local_cluster import worker_ids
     from dcnr_app.cluster.session import SessionJob, plan_for
     from dcnr_app.ids import SessionId
 
@@ -133,7 +134,7 @@ def plan_command(network: str, workers: int, *, as_json: bool) -> None:
     job = SessionJob(
         session=SessionId("preview"), generation=1, network=loaded.network, settings=loaded.training
     )
-    form = plan_form(loaded.network, plan_for(job, workers))
+    form = plan_form(loaded.network, plan_for(job, worker_ids(workers)))
     if as_json:
         write_json(form)
     else:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from dcnr_app.cluster.coordinator_recovery import loads_for
 from dcnr_app.cluster.coordinator_state import Assignment, Recovery
 from dcnr_app.cluster.generation import Sampling
 from dcnr_app.cluster.inputs import Handle, Handles
-from dcnr_app.cluster.local_cluster import worker_ids
 from dcnr_app.cluster.placement import assign
 from dcnr_app.cluster.plan import Plan
 from dcnr_app.cluster.routes import outside_references
 from dcnr_app.cluster.schedule import build_plan
 from dcnr_app.cluster.start_point import StartPoint
-from dcnr_app.ids import SessionId
+from dcnr_app.ids import PNodeId, SessionId
 from dcnr_app.nodes.graph.network import Network, encode_network
 from dcnr_app.nodes.graph.training import TrainingSettings
 from dcnr_app.runtime.tables import HandleTable
@@ -33,9 +34,8 @@ class SessionJob(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling = Sampling(n_tokens=120, temperature=0.7, seed=0)
 
 
-def plan_for(job: SessionJob, n_workers: int) -> Plan:
-    """Placement and task order. Raises InvalidError if the network cannot be spread over so many workers."""
-    pnodes = worker_ids(n_workers)
+def plan_for(job: SessionJob, pnodes: Sequence[PNodeId]) -> Plan:
+    """Placement and task order. Raises InvalidError if the network cannot be spread over so many PNodes."""
     assignment = assign(job.network, job.settings.rows, pnodes)
     return build_plan(job.network, assignment, pnodes, job.settings, generation=job.generation)
 

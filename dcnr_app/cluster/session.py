@@ -29,19 +29,18 @@ from dcnr_app.cluster.expectations import expectations_of
 from dcnr_app.cluster.feeds import SessionFeed
 from dcnr_app.cluster.generation import generate_ids
 from dcnr_app.cluster.job import SessionJob, assignment_for, plan_for
-from dcnr_app.cluster.local_cluster import ClusterSettings, LocalCluster
+from dcnr_app.cluster.local_cluster import LOCAL
 from dcnr_app.cluster.messages import GradientsReady
 from dcnr_app.cluster.orchestrator import Orchestrator
 from dcnr_app.cluster.orchestrator_seams import Crew, Journal
 from dcnr_app.cluster.outcome import PNodeFacts, RecoveryFacts, RunOutcome, pnode_facts
 from dcnr_app.cluster.plan import Plan
+from dcnr_app.cluster.staff import Staff
 from dcnr_app.cluster.transport import LinkTotals
-from dcnr_app.engine.backend import Backend
 from dcnr_app.engine.optimizers import slot_names
 from dcnr_app.errors import DcnrError, PeerError, UnreachableError, UserError, first_error
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 from dcnr_app.nodes.graph.network import Network
-from dcnr_app.nodes.registry import Registry
 from dcnr_app.runtime.tables import HandleTable
 
 __all__ = [
@@ -58,8 +57,6 @@ HostArray = np.ndarray[Any, Any]
 _STOP_POLL_S = 0.5
 # The streams with a killed process can break before the system tells that it has ended.
 _DEATH_S = 1.0
-# A worker process of this machine is there again after a second or two: sooner than a plan without it pays.
-_GRACE_MS = 5_000.0
 
 
 class TextCoder(Protocol):
@@ -95,9 +92,7 @@ class Watcher(Protocol):
 class SessionTools(msgspec.Struct, frozen=True, kw_only=True):
     """What app.py built for the run."""
 
-    cluster: ClusterSettings
-    registry: Registry
-    make_backend: Callable[[int], Backend]
+    staff: Staff
     clock: Clock
     feed: SessionFeed
     journal: Journal | None
@@ -111,16 +106,10 @@ async def run_session(
 ) -> RunOutcome:
     """Run to the end or to a requested stop (by `stop_file` too). Raises what went wrong, with PNode or
     step."""
-    run = _Run(job, plan_for(job, tools.cluster.n_workers), tools, watcher)
+    run = _Run(job, plan_for(job, tools.staff.pnodes), tools, watcher)
     try:
         async with asyncio.TaskGroup() as tasks:
-            cluster = LocalCluster(
-                tools.cluster,
-                registry=tools.registry,
-                make_backend=tools.make_backend,
-                clock=tools.clock,
-                tasks=tasks,
-            )
+            cluster = tools.staff.make(tasks)
             stopping = asyncio.Event()
             watcher.stoppable(stopping.set)
             asked = tasks.create_task(_until_asked(stopping, stop_file))
@@ -152,8 +141,8 @@ class _Run:
         self._totals = LinkTotals(0, 0)
         self._is_asked_to_stop = False
         self._recoveries: list[RecoveryFacts] = []
-        self._can_recover = tools.journal is not None and tools.cluster.restarts
-        recovery = Recovery(graph=job.network, grace_ms=_GRACE_MS) if self._can_recover else None
+        self._can_recover = tools.journal is not None and tools.staff.recovers
+        recovery = Recovery(graph=job.network, grace_ms=tools.staff.grace_ms) if self._can_recover else None
         handles = HandleTable()
         self._orchestrator = Orchestrator(
             job=assignment_for(job, plan, handles, recovery),
@@ -281,7 +270,7 @@ class _Run:
             bytes_received=self._totals.bytes_received,
         )
         pnodes = tuple(self._facts.values())
-        if self._tools.cluster.n_workers:
+        if self._tools.staff.pnodes != (LOCAL,):
             pnodes = (own, *pnodes)
         return RunOutcome(
             is_stopped=self._trained.stopped,

@@ -19,6 +19,7 @@ from dcnr_app.cluster.journal import SessionJournal, read_decisions
 from dcnr_app.cluster.local_cluster import LOCAL, ClusterSettings
 from dcnr_app.cluster.messages import Norm
 from dcnr_app.cluster.session import SessionJob, SessionTools, plan_for, run_session
+from dcnr_app.cluster.staff import local_staff
 from dcnr_app.cluster.start_point import StartPoint
 from dcnr_app.data.source import Microbatch
 from dcnr_app.engine.reference import ReferenceBackend
@@ -88,7 +89,7 @@ def step_gradients(
     sgd = msgspec.structs.replace(settings.optimizer, type="sgd", beta1=0.0, weight_decay=0.0)
     settings = msgspec.structs.replace(settings, optimizer=sgd, clip_norm=0.0)
     job = SessionJob(session=SESSION, generation=1, network=loaded.network, settings=settings)
-    plan = plan_for(job, 0)
+    plan = plan_for(job, (LOCAL,))
     (segment,) = plan.segments
     backend = ReferenceBackend(threads=1)
     runtime = SegmentRuntime(
@@ -136,9 +137,9 @@ def run_whole_session(
     store = MemoryStore(clock)
     create_session(store, _record(loaded, settings), encode_network(loaded.network))
     tools = SessionTools(
-        cluster=ClusterSettings(n_workers=0, threads=1, environment={}),
-        registry=load_registry(),
-        make_backend=ReferenceBackend,
+        staff=local_staff(
+            ClusterSettings(n_workers=0, threads=1, environment={}), load_registry(), ReferenceBackend, clock
+        ),
         clock=clock,
         feed=SessionFeed(loaded.network, source, backend, {}),
         journal=SessionJournal(store, SESSION, clock, keep, StartPoint),
