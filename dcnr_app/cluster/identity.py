@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -25,6 +26,7 @@ _VALID_FROM: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _VALID_UNTIL: Final = datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC)
 _DNS_SUFFIX: Final = ".dcnr"
 _URI_SCHEME: Final = "dcnr://"
+AGENT_ROLE: Final = "agent"
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +48,16 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     role: str
     fingerprint: str
+
+
+def agent_id(machine: str) -> PNodeId:
+    """The id under which a machine's agent speaks to others."""
+    return PNodeId(f"agent-{machine}")
+
+
+def pnode_id(machine: str, ordinal: int) -> PNodeId:
+    """The id of the PNode that runs on a machine's device number `ordinal`."""
+    return PNodeId(f"{machine}-{ordinal}")
 
 
 def dns_name(pnode: PNodeId) -> str:
@@ -77,6 +89,31 @@ def read_identity(cert_pem: bytes) -> Identity:
         role=role,
         fingerprint=fingerprint(cert_pem),
     )
+
+
+def check_certificate(cert_pem: bytes, ca_pem: bytes, public_key_pem: bytes, wanted: Identity) -> None:
+    """Raise RefusedError unless the CA issued this certificate to this key under the wanted PNode, cluster
+    and role (its `fingerprint` is not looked at), and it cannot issue others."""
+    certificate, authority = _load(cert_pem), _load(ca_pem)
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError) as error:
+        raise RefusedError("the certificate is not from this cluster's authority", why=str(error)) from error
+    if certificate.public_key() != serialization.load_pem_public_key(public_key_pem):
+        raise RefusedError("the certificate is for another key than the one that was sent")
+    try:
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError) as error:
+        raise RefusedError("the certificate does not say whether it may issue others") from error
+    if constraints.ca:
+        raise RefusedError("the certificate may issue others, which no PNode's may")
+    found = read_identity(cert_pem)
+    if (found.pnode, found.cluster, found.role) != (wanted.pnode, wanted.cluster, wanted.role):
+        raise RefusedError(
+            "the certificate names another PNode than the one that asked",
+            why=f"{found.pnode} as {found.role} in {found.cluster}, "
+            f"not {wanted.pnode} as {wanted.role} in {wanted.cluster}",
+        )
 
 
 def refuse_stranger(identity: Identity, cluster: str, members: Mapping[PNodeId, Member]) -> str:
