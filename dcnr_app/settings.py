@@ -106,6 +106,16 @@ def find_home(environ: Mapping[str, str] | None = None) -> Home:
         raise UserError(f"{HOME_VARIABLE}={named!r} is not a folder name", why=str(error)) from error
 
 
+def is_home_named(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether DCNR_HOME names a home. `environ` defaults to the process's."""
+    return bool((os.environ if environ is None else environ).get(HOME_VARIABLE, ""))
+
+
+def environment_of(home: Home) -> dict[str, str]:
+    """The whole environment of a `dcnr-app` process that is to work in `home`: this one's otherwise."""
+    return {**os.environ, HOME_VARIABLE: str(home.root)}
+
+
 def asset_path(name: str) -> Path:
     """A bundled file or folder such as `networks/tiny.yaml`: in the wheel, or beside an editable install.
 

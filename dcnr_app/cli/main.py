@@ -26,10 +26,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "checkpoint": ("checkpoint", "List, verify and remove checkpoints."),
     "generate": ("generate", "Write text with a checkpoint."),
     "monitor": ("monitor", "Follow a session as JSON lines."),
+    "chaos": ("chaos", "Train while processes are killed, and report what it did."),
     "paths": ("paths", "Show where everything is kept."),
     "version": ("version", "Show the version."),
 }
-HIDDEN: Mapping[str, str] = {"pnode-process": "pnode_process"}
+HIDDEN: Mapping[str, str] = {
+    "pnode-process": "pnode_process",
+    "session-process": "session_process",
+    "chaos-process": "chaos_process",
+}
 
 
 class LazyGroup(click.Group):
