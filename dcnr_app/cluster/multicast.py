@@ -1,0 +1,266 @@
+"""One DNS-SD service on multicast DNS: publishes it, asks for others of its type, hands on what is heard. IO.
+Knows no announcement's meaning and trusts nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+from zeroconf import (  # type: ignore[attr-defined]  # two are public, though not in its __all__
+    DNSOutgoing,
+    DNSQuestion,
+    IPVersion,
+    RecordUpdate,
+    RecordUpdateListener,
+    ServiceInfo,
+    Zeroconf,
+)
+from zeroconf import Error as ZeroconfError
+from zeroconf.asyncio import AsyncZeroconf
+
+from dcnr_app.cluster.addresses import parse_address
+from dcnr_app.errors import UnreachableError
+
+PORT: Final = 5353
+TTL_S: Final = 12
+"""Short, so that others' caches drop a machine that was killed."""
+_GROUP_4, _GROUP_6 = "224.0.0.251", "ff02::fb"
+_PTR, _TXT, _SRV, _INTERNET = 12, 16, 33, 1  # record types and class, RFC 1035 and RFC 2782
+_QUERY: Final = 0
+_IO_TIMEOUT_S: Final = 5.0
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """What is published: the instance's name without the type, its port, TXT record and addresses."""
+
+    instance: str
+    port: int
+    txt: Mapping[bytes, bytes]
+    addresses: tuple[str, ...]
+
+
+class Hearers(msgspec.Struct, frozen=True, kw_only=True):
+    """Called on the event loop with an instance name in lower case. `heard` gets TXT record and addresses,
+    `incomplete` is for an instance whose addresses are not known yet, `gone` for one whose goodbye came."""
+
+    heard: Callable[[str, Mapping[bytes, bytes | None], tuple[str, ...]], None]
+    incomplete: Callable[[str], None]
+    gone: Callable[[str], None]
+
+
+class MulticastService:
+    """The sockets, the published service and what comes in, on the interfaces of the given addresses."""
+
+    def __init__(self, service_type: str, hearers: Hearers) -> None:
+        self._type = service_type
+        self._hearers = hearers
+        self._zeroconf: AsyncZeroconf | None = None
+        self._published: ServiceInfo | None = None
+        self._service: Service | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are sockets."""
+        return self._zeroconf is not None
+
+    async def open(self, targets: Sequence[str]) -> None:
+        """Open sockets on the interfaces that have these addresses. Raises UnreachableError."""
+        families = IPVersion.All if any(":" in target for target in targets) else IPVersion.V4Only
+        try:
+            opened = AsyncZeroconf(interfaces=list(targets), ip_version=families)
+        except (OSError, RuntimeError) as error:
+            raise _unusable(error) from error
+        try:
+            async with asyncio.timeout(_IO_TIMEOUT_S):
+                await opened.zeroconf.async_wait_for_start()
+        except (OSError, TimeoutError, ZeroconfError) as error:
+            await opened.async_close()
+            raise _unusable(error) from error
+        opened.zeroconf.async_add_listener(_Listener(self._type, self._hearers), None)
+        self._zeroconf = opened
+
+    async def publish(self, service: Service) -> None:
+        """Announce this service, unless it is the one announced last. Raises UnreachableError."""
+        if self._zeroconf is None or service == self._service:
+            return
+        info = ServiceInfo(
+            self._type,
+            f"{service.instance}.{self._type}",
+            port=service.port,
+            properties=dict(service.txt),
+            server=f"{service.instance}.local.",
+            host_ttl=TTL_S,
+            other_ttl=TTL_S,
+            parsed_addresses=list(service.addresses),
+        )
+        try:
+            async with asyncio.timeout(_IO_TIMEOUT_S):
+                if self._published is None:
+                    # The name holds a random part: nobody need be asked whether it is taken.
+                    sent = await self._zeroconf.async_register_service(info, cooperating_responders=True)
+                else:
+                    sent = await self._zeroconf.async_update_service(info)
+                self._published, self._service = info, service
+                await sent
+        except (OSError, TimeoutError, ZeroconfError) as error:
+            raise _unusable(error) from error
+
+    async def move(self, targets: Sequence[str]) -> None:
+        """Use the interfaces that have these addresses from now on, and announce on the new ones. Raises
+        UnreachableError."""
+        if self._zeroconf is None:
+            return
+        families = IPVersion.All if any(":" in target for target in targets) else IPVersion.V4Only
+        try:
+            async with asyncio.timeout(_IO_TIMEOUT_S):
+                await self._zeroconf.async_update_interfaces(list(targets), families)
+        except (OSError, RuntimeError, TimeoutError, ZeroconfError) as error:
+            raise _unusable(error) from error
+
+    def repeat(self) -> None:
+        """Announce once more, and ask who else is there."""
+        if self._zeroconf is None:
+            return
+        if self._published is not None:
+            self._send(self._zeroconf.zeroconf.generate_service_broadcast(self._published, None))
+        self._send(_question([(self._type, _PTR)]))
+
+    def ask(self, instances: Sequence[str]) -> None:
+        """Ask whether these are there; the answer goes to all. What is known already is not told with it, as
+        is usual: it would excuse them from answering."""
+        if instances:
+            self._send(_question(self._records_of(instances)))
+
+    def ask_at(self, addresses: Sequence[str]) -> None:
+        """Ask by unicast who is there, for networks that carry no multicast; link-local IPv6 is left out."""
+        for text in addresses:
+            address = parse_address(text)
+            if self._zeroconf is not None and address is not None and "%" not in text:
+                question = _question([(self._type, _PTR)], is_unicast=True)
+                self._zeroconf.zeroconf.async_send(question, text)
+
+    async def close(self) -> None:
+        """Say goodbye and close the sockets."""
+        opened, self._zeroconf = self._zeroconf, None
+        self._published = self._service = None
+        if opened is None:
+            return
+        try:
+            async with asyncio.timeout(_IO_TIMEOUT_S):
+                await opened.async_close()
+        except (OSError, TimeoutError, ZeroconfError) as error:
+            raise _unusable(error) from error
+
+    def _records_of(self, instances: Sequence[str]) -> list[tuple[str, int]]:
+        names = [f"{instance}.{self._type}" for instance in instances]
+        return [(name, kind) for name in names for kind in (_SRV, _TXT)]
+
+    def _send(self, packet: DNSOutgoing) -> None:
+        if self._zeroconf is not None:
+            self._zeroconf.zeroconf.async_send(packet)
+
+
+class _Listener(RecordUpdateListener):
+    """Takes the records of our type out of each packet, also those that repeat what was known."""
+
+    def __init__(self, service_type: str, hearers: Hearers) -> None:
+        self._type = service_type
+        self._suffix = f".{service_type}".lower()
+        self._hearers = hearers
+        self._fresh: dict[str, None] = {}
+        self._zeroconf: Zeroconf | None = None
+
+    def async_update_records(self, zc: Zeroconf, now: float, records: list[RecordUpdate]) -> None:
+        """Before the cache takes the records of one packet."""
+        self._zeroconf = zc
+        for update in records:
+            record = update.new
+            name = _instance_name(update)
+            if not name.endswith(self._suffix):
+                continue
+            instance = name.removesuffix(self._suffix)
+            if record.ttl == 0:
+                self._hearers.gone(instance)
+            elif record.type == _TXT and not record.is_expired(now):
+                self._fresh[instance] = None
+
+    def async_update_records_complete(self) -> None:
+        """Once the cache has them."""
+        fresh, self._fresh = list(self._fresh), {}
+        for instance in fresh:
+            self._hand_on(instance)
+
+    def _hand_on(self, instance: str) -> None:
+        if self._zeroconf is None:
+            return
+        try:
+            info = ServiceInfo(self._type, f"{instance}.{self._type}")
+            is_complete = info.load_from_cache(self._zeroconf)
+            addresses = tuple(info.parsed_scoped_addresses())
+        except (ZeroconfError, ValueError):  # a name that is none: somebody's mistake, or an attack
+            return
+        if is_complete and addresses:
+            self._hearers.heard(instance, info.properties, addresses)
+        else:
+            self._hearers.incomplete(instance)
+
+
+def joinable(addresses: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Which of these addresses' interfaces take part in multicast, and why the others do not. Blocks briefly.
+
+    One broken interface (unplugged a moment ago) would else keep all from being used.
+    """
+    good: list[str] = []
+    failures: dict[str, str] = {}
+    for text in addresses:
+        try:
+            _join(text)
+        except OSError as error:
+            failures[text] = error.strerror or str(error)
+        else:
+            good.append(text.partition("%")[0])
+    return tuple(good), failures
+
+
+def _join(text: str) -> None:
+    is_6 = ":" in text
+    with socket.socket(socket.AF_INET6 if is_6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if is_6:
+            where = socket.getaddrinfo(text, 0, flags=socket.AI_NUMERICHOST)[0][4]
+            index = int(where[3]) if len(where) == 4 else 0
+            probe.bind(where)
+            group = socket.inet_pton(socket.AF_INET6, _GROUP_6) + struct.pack("@I", index)
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, group)
+        else:
+            interface = socket.inet_aton(text)
+            probe.bind((text, 0))
+            group = socket.inet_aton(_GROUP_4) + interface
+            probe.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
+            probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, interface)
+
+
+def _question(records: Sequence[tuple[str, int]], *, is_unicast: bool = False) -> DNSOutgoing:
+    packet = DNSOutgoing(_QUERY)
+    for name, kind in records:
+        question = DNSQuestion(name, kind, _INTERNET)
+        question.unicast = is_unicast
+        packet.add_question(question)
+    return packet
+
+
+def _instance_name(update: RecordUpdate) -> str:
+    """The instance that a record speaks of: a pointer's target, else its own name."""
+    return str(getattr(update.new, "alias", update.new.name)).lower()
+
+
+def _unusable(error: Exception) -> UnreachableError:
+    return UnreachableError(
+        "multicast DNS cannot be used",
+        why=getattr(error, "strerror", None) or str(error) or type(error).__name__,
+        fix="dcnr-app doctor",
+    )
