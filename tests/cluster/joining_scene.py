@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
-from dcnr_app.clock import SystemClock
 from dcnr_app.cluster.builds import Build, this_build
 from dcnr_app.cluster.cluster_files import ClusterFiles
 from dcnr_app.cluster.front_door import FrontDoor, FrontDoorSettings
@@ -25,6 +24,16 @@ from dcnr_app.settings import Home
 
 HOST = "127.0.0.1"
 QUICK = RateSettings(per_s=10_000.0, burst=10_000.0)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run a test of this scene; it fails if it takes too long."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(40):
+            await test()
+
+    asyncio.run(bounded())
 
 
 class TestClock:
@@ -143,7 +152,3 @@ def joiner_at(folder: Path, name: str = "worker", *, n_pnodes: int = 2, build: B
 def changed(build: Build, **fields: object) -> Build:
     """The same build but for these fields."""
     return msgspec.structs.replace(build, **fields)
-
-
-def wall_clock() -> SystemClock:
-    return SystemClock()
