@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dcnr_app.clock import Clock, SystemClock
 from dcnr_app.cluster.local_cluster import ClusterSettings
-from dcnr_app.cluster.staff import local_staff
+from dcnr_app.cluster.staff import Staff, local_staff
 from dcnr_app.data.dataset import Dataset, load_dataset
 from dcnr_app.data.tokenizer import Tokenizer, load_tokenizer
 from dcnr_app.engine.backend import Backend
@@ -19,8 +19,9 @@ from dcnr_app.nodes.graph.load import LoadedNetwork, load_network, read_network_
 from dcnr_app.nodes.registry import Registry, load_registry
 from dcnr_app.sessions import Workshop
 from dcnr_app.settings import Home, asset_path, child_environment, find_home
-from dcnr_app.store.sessions import settle_sessions
+from dcnr_app.store.sessions import SessionRecord, settle_sessions
 from dcnr_app.store.sqlite import SqliteStore
+from dcnr_app.stored import find_folder, session_dataset_folder, tokenizer_folder, usable_path
 
 
 def make_backend(threads: int) -> Backend:
@@ -52,7 +53,8 @@ class App:
 
     def network(self, name_or_path: str, overrides: Mapping[str, int | float] | None = None) -> LoadedNetwork:
         """A network by the name of a bundled or own file, or by path. Raises UserError or InvalidError."""
-        path = self._network_path(name_or_path)
+        with usable_path(name_or_path):
+            path = self._network_path(name_or_path)
         return load_network(
             read_network_file(path), file=str(path), registry=self.registry, overrides=overrides or {}
         )
@@ -75,15 +77,21 @@ class App:
         return asset_path(f"networks/{name_or_path}.yaml")
 
     def dataset(self, name: str) -> tuple[Dataset, Tokenizer]:
-        """A prepared dataset (id, the beginning of one, or `latest`) with its tokenizer. Raises UserError."""
-        every = sorted(self.home.datasets.glob("*/manifest.json"), key=lambda path: path.stat().st_mtime)
-        found = every[-1:] if name == "latest" else [p for p in every if p.parent.name.startswith(name)]
-        if len(found) != 1:
-            raise UserError(
-                f"{'more than one' if found else 'no'} dataset is called {name!r}", fix="dcnr-app dataset ls"
-            )
-        dataset = load_dataset(found[0].parent)
-        return dataset, load_tokenizer(self.home.tokenizers / dataset.manifest.tokenizer_id)
+        """A prepared dataset (id, the beginning of one, or `latest`) with its tokenizer.
+
+        Raises UserError if there is none, StoreError if it or its tokenizer cannot be read.
+        """
+        return self._load(find_folder(self.home.datasets, name, "dataset"))
+
+    def dataset_of(self, record: SessionRecord) -> tuple[Dataset, Tokenizer]:
+        """The dataset of a session; its absence is told with how to make it anew. Raises as `dataset`."""
+        folder = session_dataset_folder(self.home, record.session, record.dataset, record.tokenizer)
+        return self._load(folder)
+
+    def _load(self, folder: Path) -> tuple[Dataset, Tokenizer]:
+        dataset = load_dataset(folder)
+        where = tokenizer_folder(self.home, dataset.manifest.tokenizer_id, dataset.manifest.id)
+        return dataset, load_tokenizer(where)
 
     # ---- sessions
 
@@ -96,11 +104,15 @@ class App:
             environment=child_environment(),
             restarts=True,
         )
+        return self.workshop_of(local_staff(settings, self.registry, make_backend, self.clock))
+
+    def workshop_of(self, staff: Staff) -> Workshop:
+        """What running sessions on these PNodes needs."""
         return Workshop(
             home=self.home,
             clock=self.clock,
             registry=self.registry,
             make_backend=make_backend,
-            staff=local_staff(settings, self.registry, make_backend, self.clock),
+            staff=staff,
             pid=os.getpid(),
         )

@@ -30,7 +30,7 @@ def audit_session(app: App, store: Store, record: SessionRecord) -> dict[str, An
     step = max((number for number, _ in store.commits(record.session)), default=0)
     rows = store.ledger(record.session)
     later = {number for number, _ in store.commits(record.session) if number > step}
-    dataset, _ = app.dataset(record.dataset)
+    dataset, _ = app.dataset_of(record)
     settings = settings_of(record)
     n = n_windows(dataset.train, _context(app, store, record))
     expected = chain.from_iterable(expected_samples(settings.seed, n, settings.batch, step))

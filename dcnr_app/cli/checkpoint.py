@@ -48,7 +48,7 @@ def list_command(session: str | None, *, as_json: bool) -> None:
         columns = ("checkpoint", ">step", ">size", "written", "")
         rows = [
             (e["id"], e["step"], show_bytes(e["bytes"]), show_time(e["created_ms"]), e["problem"])
-            if e["created_ms"]
+            if e["bytes"]
             else (e["id"], e["step"], "", "", e["problem"])
             for e in entries
         ]
@@ -102,7 +102,8 @@ def remove_command(checkpoint: str, *, yes: bool) -> None:
     app = App()
     entry = _by_id(app, checkpoint)
     if not yes:
-        if not sys.stdin.isatty():
+        # None where the caller closed it before the start, closed where it was closed since.
+        if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
             raise RefusedError(
                 f"checkpoint {checkpoint} was not removed", why="nobody can be asked here", fix="add --yes"
             )

@@ -86,9 +86,10 @@ def create_command(
 @json_option
 def list_command(*, as_json: bool) -> None:
     """List the datasets, oldest first."""
-    from dcnr_app.cli.lookup import stored_entry, stored_folders
+    from dcnr_app.cli.lookup import stored_entry
     from dcnr_app.data.dataset import DatasetManifest
     from dcnr_app.settings import find_home
+    from dcnr_app.stored import stored_folders
 
     entries = [stored_entry(folder, DatasetManifest) for folder in stored_folders(find_home().datasets)]
     if as_json:
@@ -139,11 +140,11 @@ def _make(
     split: SplitSettings,
     report: RunReport,
 ) -> Dataset:
-    from dcnr_app.cli.lookup import find_folder
     from dcnr_app.data.dataset import build_dataset
     from dcnr_app.data.prepare import prepare
     from dcnr_app.data.tokenizer import load_tokenizer
     from dcnr_app.data.tokenizer_training import TokenizerSettings
+    from dcnr_app.stored import find_folder
 
     if tokenizer is None:
         settings = TokenizerSettings(vocab_size=vocabulary)
@@ -158,8 +159,8 @@ def _share(percent: float) -> int:
 
 
 def _folder(name: str) -> Path:
-    from dcnr_app.cli.lookup import find_folder
     from dcnr_app.settings import find_home
+    from dcnr_app.stored import find_folder
 
     return find_folder(find_home().datasets, name, "dataset")
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _POLL_S = 0.25
 # A step's validation loss joins its row later, when the next steps may be there already.
 _STEPS_BACK = 8
+# Figures that a skipped step does not have: its row keeps 0 in their place.
+_NOT_OF_SKIPPED = ("loss", "gradient_norm")
 
 
 @click.command("monitor", epilog="Example: dcnr-app monitor latest | jq .loss")
@@ -26,7 +28,8 @@ _STEPS_BACK = 8
 def command(session: str, *, follow: bool, as_json: bool) -> None:
     """Print SESSION's metrics (default: the newest session's), one JSON object a line, as they arrive.
 
-    A value that becomes known later, as a step's validation loss does, comes in a line of its own.
+    A value that becomes known later, as a step's validation loss does, comes in a line of its own. A skipped
+    step has `skipped` 1 and no loss: null.
     """
     from dcnr_app.app import App
     from dcnr_app.cli.lookup import as_seen_now, find_session, reading
@@ -52,7 +55,10 @@ def _tell_new(store: Store, session: str, told: dict[int, frozenset[str]]) -> No
     for row in store.metrics(session, max(0, newest - _STEPS_BACK)):
         step = int(row["step"])
         known = told.get(step, frozenset())
-        fresh = {name: value for name, value in row["values"].items() if name not in known}
+        values = row["values"]
+        if values.get("skipped"):
+            values = {**values, **{name: None for name in _NOT_OF_SKIPPED if name in values}}
+        fresh = {name: value for name, value in values.items() if name not in known}
         if fresh:
             write_json({"session": session, "step": step, "at_ms": row["at_ms"], **fresh})
         told[step] = known | fresh.keys()

@@ -145,8 +145,11 @@ def pairs(values: Mapping[str, object]) -> str:
 
 
 def show_time(wall_ms: int) -> str:
-    """Milliseconds since 1970 as UTC date and time, to the second."""
-    return datetime.fromtimestamp(wall_ms / 1000, tz=UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    """Milliseconds since 1970 as UTC date and time, to the second; `unknown` for what no calendar has."""
+    try:
+        return datetime.fromtimestamp(wall_ms / 1000, tz=UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (OverflowError, OSError, ValueError):
+        return "unknown"
 
 
 def show_bytes(n_bytes: float) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dcnr_app.cli.lookup import check_path
 from dcnr_app.cli.output import is_quiet, say
 
 if TYPE_CHECKING:
@@ -52,8 +51,6 @@ def text_corpus(paths: tuple[str, ...], on_error: str, split: SplitSettings | No
     from dcnr_app.data.documents import OnError
     from dcnr_app.data.prepare import splittable_corpus
 
-    for path in paths:
-        check_path(path)
     return splittable_corpus(paths, split or SplitSettings(), msgspec.convert(on_error, OnError))
 
 

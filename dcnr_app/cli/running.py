@@ -86,7 +86,7 @@ def run_session_command(
     workers = len([p for p in record.workers if p != "local"]) if n_workers is None else n_workers
 
     def work(store: Store, report: RunReport) -> dict[str, Any]:
-        dataset, tokenizer = app.dataset(record.dataset)
+        dataset, tokenizer = app.dataset_of(record)
         return _train(app.workshop(workers), store, record, sessions.Text(dataset, tokenizer), report, prompt)
 
     doing = f"resuming session {record.session}"

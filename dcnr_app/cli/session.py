@@ -24,25 +24,28 @@ def command() -> None:
 @command.command("ls", epilog="Example: dcnr-app session ls --json")
 @json_option
 def list_command(*, as_json: bool) -> None:
-    """List the sessions, oldest first."""
+    """List the sessions, oldest first. A record that cannot be read is named on stderr, with the reason."""
     from dcnr_app.app import App
     from dcnr_app.cli.lookup import reading
-    from dcnr_app.store.sessions import list_sessions
+    from dcnr_app.store.sessions import read_sessions
 
     app = App()
     with reading(app) as store:
-        entries = [_summary(app.home, store, record) for record in list_sessions(store)]
+        listing = read_sessions(store)
+        entries = [_summary(app.home, store, record) for record in listing.records]
+    for unreadable in listing.unreadable:
+        say(f"left out: {unreadable.error}")
     if as_json:
         write_json(entries)
     elif entries:
         columns = ("session", "status", ">step", ">of", "network", "dataset", "started")
+        names = ("session", "status", "step", "steps", "network_name", "dataset")
         rows = [
-            (*(e[name] for name in ("session", "status", "step", "steps", "network_name", "dataset")), made)
+            (*("unknown" if e[name] is None else e[name] for name in names), show_time(e["created_ms"]))
             for e in entries
-            for made in (show_time(e["created_ms"]),)
         ]
         write_text(table(columns, rows))
-    else:
+    elif not listing.unreadable:
         say("there is no session yet; start one: dcnr-app demo")
 
 
@@ -64,11 +67,11 @@ def show_command(session: str, *, as_json: bool) -> None:
     validation = ", ".join(f"{loss:.4f} at step {step}" for step, loss in entry["validation"][-3:])
     shown = {
         "session": entry["session"],
-        "status": f"{entry['status']} at step {entry['step']} of {entry['steps']}",
+        "status": f"{entry['status']} at step {entry['step']} of {entry['steps'] or 'unknown'}",
         "started": show_time(entry["created_ms"]),
         "network": f"{entry['network_name']} (id {entry['network']})",
         "dataset": entry["dataset"],
-        "loss": "none yet" if entry["loss"] is None else f"{entry['loss']:.4f} nats per token",
+        "loss": _loss_text(entry["loss"], entry["step"]),
         "validation": validation or "none yet",
         "PNodes": ", ".join(entry["workers"]),
         "device class": entry["device_class"] or "not known yet",
@@ -79,6 +82,8 @@ def show_command(session: str, *, as_json: bool) -> None:
         **settings,
     }
     write_text(pairs(shown))
+    if entry["problem"]:
+        say(entry["problem"])
     if entry["status"] in ("interrupted", "stopped", "failed"):
         say(f"go on with: dcnr-app session resume {entry['session']}")
 
@@ -96,10 +101,12 @@ def resume_command(
     from dcnr_app.app import App
     from dcnr_app.cli.lookup import find_session, reading
     from dcnr_app.cli.running import run_session_command
+    from dcnr_app.sessions import settings_of
 
     app = App()
     with reading(app) as store:
         record = find_session(store, session)
+    settings_of(record)
     ctx.exit(run_session_command(app, record, n_workers=workers, as_json=as_json, prompt=prompt))
 
 
@@ -159,19 +166,26 @@ def ledger_command(ctx: click.Context, session: str, *, as_json: bool) -> None:
     ctx.exit(1 if found["lost"] or found["twice"] else 0)
 
 
+def _loss_text(loss: float | None, step: int) -> str:
+    if loss is not None:
+        return f"{loss:.4f} nats per token"
+    return f"none at step {step}" if step else "none yet"
+
+
 def _setting(value: object) -> object:
     return " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
 
 
 def _summary(home: Home, store: Store, record: SessionRecord) -> dict[str, Any]:
     """What `ls` shows of a session. `step` is the newest committed one, `steps` the goal."""
-    from dcnr_app.cli.lookup import as_seen_now, committed_step
+    from dcnr_app.cli.lookup import as_seen_now
+    from dcnr_app.store.sessions import committed_step
 
     return {
         "session": record.session,
         "status": as_seen_now(home, record).status,
         "step": committed_step(store, record.session),
-        "steps": record.settings["steps"],
+        "steps": record.settings.get("steps"),
         "created_ms": record.created_ms,
         "network": record.network,
         "network_name": record.network_name,
@@ -182,18 +196,36 @@ def _summary(home: Home, store: Store, record: SessionRecord) -> dict[str, Any]:
 
 
 def _details(home: Home, store: Store, record: SessionRecord) -> dict[str, Any]:
-    from dcnr_app.cluster.journal import read_decisions, read_validations
+    """What `show` shows. `loss` is the newest step's, null where it was skipped or its row cannot be read."""
+    from dcnr_app.cluster.journal import read_validations
     from dcnr_app.store.shelf import list_checkpoints
 
-    decisions = read_decisions(store, record.session)
+    loss, problem = _newest_loss(store, record.session)
     validations = read_validations(store, record.session)
     return {
         **_summary(home, store, record),
         "tokenizer": record.tokenizer,
         "device_class": record.device_class,
-        "loss": decisions[max(decisions)].loss if decisions else None,
+        "loss": loss,
+        "problem": problem,
         "validation": [[step, validations[step]] for step in sorted(validations)],
         "runs": len(store.read(f"session/{record.session}")),
         "checkpoints": [entry.id for entry in list_checkpoints(home, record.session)],
         "settings": dict(record.settings),
     }
+
+
+def _newest_loss(store: Store, session: str) -> tuple[float | None, str]:
+    """(loss of the newest committed step, why it is not known): no older row is decoded for it."""
+    import msgspec
+
+    from dcnr_app.cluster.decision import Decision
+
+    step, body = max(store.commits(session), default=(0, b""))
+    if not step:
+        return None, ""
+    try:
+        decision = msgspec.json.decode(body, type=Decision)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return None, f"the commit row of step {step} cannot be read: {error}"
+    return (None, f"step {step} was skipped") if decision.skip else (decision.loss, "")

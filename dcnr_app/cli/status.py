@@ -14,9 +14,9 @@ def show_status() -> None:
     """Print the state of this home and the next commands. Reads only."""
     from dcnr_app import __version__
     from dcnr_app.app import App
-    from dcnr_app.cli.lookup import as_seen_now, committed_step, reading
+    from dcnr_app.cli.lookup import as_seen_now, reading
     from dcnr_app.store.lock import holder
-    from dcnr_app.store.sessions import list_sessions
+    from dcnr_app.store.sessions import committed_step, list_sessions
 
     app = App()
     found = holder(app.home)
@@ -29,7 +29,7 @@ def show_status() -> None:
     if last is not None:
         lines.append(
             f"last session: {last.session} ({last.network_name}), {last.status} at step {step} "
-            f"of {last.settings['steps']}"
+            f"of {last.settings.get('steps', 'unknown')}"
         )
     write_text("\n".join(lines))
     width = max(len(verb) for verb, _ in _next(last))

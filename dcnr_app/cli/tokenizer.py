@@ -58,9 +58,10 @@ def train_command(
 @json_option
 def list_command(*, as_json: bool) -> None:
     """List the tokenizers, oldest first."""
-    from dcnr_app.cli.lookup import stored_entry, stored_folders
+    from dcnr_app.cli.lookup import stored_entry
     from dcnr_app.data.tokenizer import TokenizerManifest
     from dcnr_app.settings import find_home
+    from dcnr_app.stored import stored_folders
 
     entries = [stored_entry(folder, TokenizerManifest) for folder in stored_folders(find_home().tokenizers)]
     if as_json:
@@ -110,8 +111,8 @@ def decode_command(ids: tuple[int, ...], name: str, *, as_json: bool) -> None:
 
 
 def _folder(name: str) -> Path:
-    from dcnr_app.cli.lookup import find_folder
     from dcnr_app.settings import find_home
+    from dcnr_app.stored import find_folder
 
     return find_folder(find_home().tokenizers, name, "tokenizer")
 

@@ -1,7 +1,11 @@
-"""Records of sessions in a Store's key-values: what was trained, how far, in which state. Knows no lock."""
+"""Records of sessions in a Store's key-values: what was trained, how far, in which state. Knows no lock.
+
+A record that cannot be read takes no other one with it: it is left out of lists and named.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -17,6 +21,8 @@ Status = Literal["running", "stopped", "finished", "failed", "interrupted"]
 
 SESSIONS = "sessions"
 NETWORKS = "networks"
+
+_LOG = logging.getLogger(__name__)
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +44,20 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     device_class: str
     workers: tuple[PNodeId, ...]
     pid: int
+
+
+class UnreadableSession(msgspec.Struct, frozen=True):
+    """A stored record that cannot be read: the key under which it lies, and the error that says why."""
+
+    key: str
+    error: StoreError
+
+
+class SessionListing(msgspec.Struct, frozen=True):
+    """All records of a store, oldest first: those that can be read, and those that cannot."""
+
+    records: tuple[SessionRecord, ...]
+    unreadable: tuple[UnreadableSession, ...]
 
 
 def new_session_id(wall_ms: int, random_bits: int) -> SessionId:
@@ -66,11 +86,12 @@ def update_session(
     Returns what was set. Raises UserError if there is no such session.
     """
     get_session(store, session)
-    return _decode(change(store, SESSIONS, session, lambda old: _encode(new_record(_decode(old)))))
+    value = change(store, SESSIONS, session, lambda old: _encode(new_record(_decode(session, old))))
+    return _decode(session, value)
 
 
 def get_session(store: Store, session: str) -> SessionRecord:
-    """The record as it was stored. Raises UserError if there is none."""
+    """The record as it was stored. Raises UserError if there is none, StoreError if it cannot be read."""
     raw = store.get(SESSIONS, session)
     if raw is None:
         known = [key for key, _ in store.items(SESSIONS)][-3:]
@@ -78,12 +99,32 @@ def get_session(store: Store, session: str) -> SessionRecord:
             f"there is no session {session!r}",
             fix=f"the newest are {', '.join(reversed(known))}" if known else "none was started yet",
         )
-    return _decode(raw)
+    return _decode(session, raw)
+
+
+def read_sessions(store: Store) -> SessionListing:
+    """All records as they were stored; one that cannot be read is told with its reason."""
+    records: list[SessionRecord] = []
+    unreadable: list[UnreadableSession] = []
+    for key, raw in store.items(SESSIONS):
+        try:
+            records.append(_decode(key, raw))
+        except StoreError as error:
+            unreadable.append(UnreadableSession(key, error))
+    return SessionListing(tuple(records), tuple(unreadable))
 
 
 def list_sessions(store: Store) -> tuple[SessionRecord, ...]:
-    """All records as they were stored, oldest first."""
-    return tuple(_decode(raw) for _, raw in store.items(SESSIONS))
+    """All records that can be read, oldest first; `read_sessions` tells the others too."""
+    return read_sessions(store).records
+
+
+def committed_step(store: Store, session: str) -> int:
+    """The newest committed step; 0 before the first. The record's own step lags behind a killed process.
+
+    Decodes no row: one that is damaged does not hide how far a session came.
+    """
+    return max((step for step, _ in store.commits(session)), default=0)
 
 
 def network_bytes(store: Store, session: str) -> bytes:
@@ -106,8 +147,12 @@ def settle_sessions(store: Store) -> tuple[SessionId, ...]:
 
     For the process that has just taken the home's lock: whoever ran them is gone. Without this a process that
     gets an old one's pid again (in a container it is always the same) would make a dead session look alive.
+    Records that cannot be read are logged, each once, and left as they are.
     """
-    dead = tuple(record.session for record in list_sessions(store) if record.status == "running")
+    listing = read_sessions(store)
+    for entry in listing.unreadable:
+        _LOG.warning("session_left_out %s", entry.error)
+    dead = tuple(record.session for record in listing.records if record.status == "running")
     for session in dead:
         update_session(store, session, lambda record: msgspec.structs.replace(record, status="interrupted"))
     return dead
@@ -117,12 +162,22 @@ def _encode(record: SessionRecord) -> bytes:
     return msgspec.json.encode(record, order="sorted")
 
 
-def _decode(raw: bytes) -> SessionRecord:
+def _decode(key: str, raw: bytes) -> SessionRecord:
     try:
-        return msgspec.json.decode(raw, type=SessionRecord)
-    except msgspec.MsgspecError as error:
-        raise StoreError(
-            "a session record cannot be read",
-            why=str(error),
-            fix="it may be from another version: pip install --upgrade dcnr-app",
-        ) from error
+        record = msgspec.json.decode(raw, type=SessionRecord)
+        if record.session != check_id(key, "session"):
+            raise _unreadable(key, f"it is the record of {record.session!r}")
+    # The last three: text that is no UTF-8, values nested too deep, a key that is no id.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, UserError) as error:
+        raise _unreadable(key, str(error)) from error
+    return record
+
+
+def _unreadable(key: str, why: str) -> StoreError:
+    return StoreError(
+        "a session record cannot be read",
+        where=key if key.isprintable() else repr(key),
+        why=why,
+        fix="if a newer dcnr-app wrote it: pip install --upgrade dcnr-app; else start a new session: "
+        "this one's checkpoints still load by their path",
+    )

@@ -6,6 +6,7 @@ machine with a virtual disk: FULL about 170 commits/s (6 ms each), NORMAL about 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -17,6 +18,8 @@ from dcnr_app.settings import Home
 from dcnr_app.store.database import BUSY_TIMEOUT_MS, Database, DatabaseReader, DatabaseSettings
 from dcnr_app.store.idempotent import repeated_step, stream_moved
 from dcnr_app.store.store import Recorded, Row
+
+_LOG = logging.getLogger(__name__)
 
 CONTROL_MIGRATIONS = (
     (
@@ -52,6 +55,7 @@ class SqliteStore:
         self._control = control
         self._metrics = metrics
         self._clock = clock
+        self._told: set[tuple[str, int]] = set()
 
     @classmethod
     def open_writer(cls, home: Home, clock: Clock, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Self:
@@ -104,7 +108,7 @@ class SqliteStore:
         rows = self._control.rows(
             "SELECT step, body FROM commits WHERE session = ? ORDER BY step", (session,)
         )
-        return [(step, body) for step, body in rows]
+        return [(step, _as_bytes(body)) for step, body in rows]
 
     def ledger(self, session: str) -> Sequence[tuple[int, int, bool]]:
         """(step, sample id, is_skipped) of all counted samples, by step."""
@@ -120,7 +124,7 @@ class SqliteStore:
             "SELECT seq, kind, body, at_ms FROM events WHERE stream = ? AND seq > ? ORDER BY seq",
             (stream, since),
         )
-        return [Recorded(*row) for row in rows]
+        return [Recorded(seq, kind, _as_bytes(body), at_ms) for seq, kind, body, at_ms in rows]
 
     def add_metrics(self, session: str, step: int, values: Mapping[str, float], at_ms: int) -> None:
         """Merge `values` into the step's row: a value recorded again replaces the older one."""
@@ -128,7 +132,7 @@ class SqliteStore:
             older = connection.execute(
                 "SELECT numbers FROM metrics WHERE session = ? AND step = ?", (session, step)
             ).fetchone()
-            numbers = {} if older is None else _decode_numbers(older[0])
+            numbers = {} if older is None else self._numbers(session, step, older[0])
             numbers.update((name, float(value)) for name, value in values.items())
             connection.execute(
                 "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)",
@@ -142,7 +146,7 @@ class SqliteStore:
             (session, since_step),
         )
         return [
-            {"step": step, "at_ms": at_ms, "values": _decode_numbers(numbers)}
+            {"step": step, "at_ms": at_ms, "values": self._numbers(session, step, numbers)}
             for step, at_ms, numbers in rows
         ]
 
@@ -163,14 +167,14 @@ class SqliteStore:
     def get(self, table: str, key: str) -> bytes | None:
         """A value."""
         rows = self._control.rows("SELECT value FROM entries WHERE table_name = ? AND key = ?", (table, key))
-        return bytes(rows[0][0]) if rows else None
+        return _as_bytes(rows[0][0]) if rows else None
 
     def items(self, table: str) -> Sequence[tuple[str, bytes]]:
         """All (key, value) of a table in the order in which the keys were created."""
         rows = self._control.rows(
             "SELECT key, value FROM entries WHERE table_name = ? ORDER BY number", (table,)
         )
-        return [(key, value) for key, value in rows]
+        return [(key, _as_bytes(value)) for key, value in rows]
 
     def close(self) -> None:
         """Close both files; safe to call twice."""
@@ -178,6 +182,16 @@ class SqliteStore:
             self._control.close()
         finally:
             self._metrics.close()
+
+    def _numbers(self, session: str, step: int, raw: object) -> dict[str, float]:
+        """A metrics row's values; none where they cannot be read, told once: charts stop no training."""
+        try:
+            return msgspec.msgpack.decode(_as_bytes(raw), type=dict[str, float])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            if (session, step) not in self._told:
+                self._told.add((session, step))
+                _LOG.warning("metrics_left_out session=%s step=%s why=%s", session, step, error)
+            return {}
 
 
 def control_settings(busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> DatabaseSettings:
@@ -200,5 +214,6 @@ def metrics_settings(busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> DatabaseSettings
     )
 
 
-def _decode_numbers(raw: bytes) -> dict[str, float]:
-    return msgspec.msgpack.decode(raw, type=dict[str, float])
+def _as_bytes(value: object) -> bytes:
+    """A stored value as this app wrote it; SQLite keeps text or a number in a BLOB column too."""
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -57,6 +60,25 @@ def test_rm_removes_one_by_its_id_only(on_copy: Callable[[], Cli]) -> None:
 def test_rm_without_yes_asks_and_removes_nothing_where_nobody_can_answer(on_copy: Callable[[], Cli]) -> None:
     cli = on_copy()
     first = cli("checkpoint", "ls", "--json").json[0]
+    result = cli("checkpoint", "rm", first["id"])
+    assert (result.code, result.out) == (5, "")
+    assert "--yes" in result.err
+    assert Path(first["path"]).is_dir()
+
+
+def _closed() -> TextIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stdin", [None, _closed()], ids=["never open", "closed"])
+def test_rm_without_stdin_removes_nothing(
+    on_copy: Callable[[], Cli], monkeypatch: pytest.MonkeyPatch, stdin: TextIO | None
+) -> None:
+    cli = on_copy()
+    first = cli("checkpoint", "ls", "--json").json[0]
+    monkeypatch.setattr(sys, "stdin", stdin)
     result = cli("checkpoint", "rm", first["id"])
     assert (result.code, result.out) == (5, "")
     assert "--yes" in result.err
