@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import RLock
@@ -14,6 +14,7 @@ import msgspec
 
 from dcnr_app.errors import StoreError
 from dcnr_app.store.sqlite_errors import damaged, explain, primary_code
+from dcnr_app.store.standing import Identity, check_standing, identities_of
 
 BUSY_TIMEOUT_MS = 5000
 
@@ -34,25 +35,28 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Database:
     """A writer of one SQLite file in WAL mode. May be used from several threads; they take turns."""
 
-    def __init__(self, path: Path, settings: DatabaseSettings) -> None:
+    def __init__(self, path: Path, settings: DatabaseSettings, guards: tuple[Path, ...] = ()) -> None:
         """Open or create the file, check it and bring its schema up to date.
 
+        `guards` are other files, as a lock, without which nothing may be written either.
         Raises StoreError if it is damaged, locked, read-only, or made by a newer app.
         """
         self._path = path
         self._settings = settings
         self._lock = RLock()
         self._broken_by: StoreError | None = None
+        self._standing: Mapping[Path, Identity] = {}
         self._connection: sqlite3.Connection | None = None
         with self._in_words():
             # The mode is the user's alone whatever the umask; SQLite gives -wal and -shm the same.
             path.touch(mode=0o600, exist_ok=True)
             connection = self._connection = _connect(str(path), settings, is_uri=False)
             try:
-                _refuse_newer(path, settings, _schema_version(connection))
+                _refuse_newer(path, settings, self._schema_version(connection))
                 self._quick_check(connection)
                 self._set_durability(connection)
                 self._migrate(connection)
+                self._standing = identities_of((path, path.with_name(f"{path.name}-wal"), *guards))
             except BaseException:
                 self._connection = None
                 connection.close()
@@ -67,8 +71,9 @@ class Database:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """A transaction that holds the write lock from its start; durable when the block ends, or undone.
 
-        Raises StoreError. After a disk error all later writes are refused: the system may have dropped the
-        pages that it could not write, so that a second sync would succeed without them.
+        Raises StoreError, also if the file is not at its path any more. After a disk error all later writes
+        are refused: the system may have dropped the pages that it could not write, so that a second sync
+        would succeed without them.
         """
         with self._lock, self._in_words():
             if self._broken_by is not None:
@@ -77,6 +82,7 @@ class Database:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
+                check_standing(self._standing)
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -109,6 +115,9 @@ class Database:
                 "the database cannot be created", where=str(self._path), why=error.strerror or str(error)
             ) from error
 
+    def _schema_version(self, connection: sqlite3.Connection) -> int:
+        return _schema_version(connection, self._path, self._settings.if_lost)
+
     def _quick_check(self, connection: sqlite3.Connection) -> None:
         ((finding,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
         if finding != "ok":
@@ -133,7 +142,7 @@ class Database:
         # Also when there is nothing to do: SQLite opens a file that it may not write for reading, without a
         # word, and even grants BEGIN IMMEDIATE; only a write tells.
         with self.transaction():
-            version = _schema_version(connection)
+            version = self._schema_version(connection)
             if version == 0:
                 connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL)")
                 connection.execute("INSERT INTO schema_version VALUES (0)")
@@ -185,7 +194,7 @@ class DatabaseReader:
         if self._connection is None and self._path.is_file():
             connection = _connect(f"{self._path.absolute().as_uri()}?mode=ro", self._settings, is_uri=True)
             try:
-                version = _schema_version(connection)
+                version = _schema_version(connection, self._path, self._settings.if_lost)
                 _refuse_newer(self._path, self._settings, version)
             except BaseException:
                 connection.close()
@@ -208,10 +217,21 @@ def _connect(name: str, settings: DatabaseSettings, *, is_uri: bool) -> sqlite3.
     )
 
 
-def _schema_version(connection: sqlite3.Connection) -> int:
-    """0 if the file is still empty."""
-    exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'schema_version'").fetchone()
-    return int(connection.execute("SELECT version FROM schema_version").fetchone()[0]) if exists else 0
+def _schema_version(connection: sqlite3.Connection, path: Path, if_lost: str) -> int:
+    """From 1; 0 if the file is still empty. Raises StoreError if it is there and no such number."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'schema_version'").fetchone():
+        return 0
+    try:
+        found = [row[0] for row in connection.execute("SELECT version FROM schema_version LIMIT 2")]
+    except sqlite3.OperationalError as error:
+        if primary_code(error) != sqlite3.SQLITE_ERROR:
+            raise
+        raise damaged(path, f"its schema version cannot be read: {error}", if_lost) from error
+    # It is written in one transaction with the tables, so that nobody ever sees it empty or 0.
+    if len(found) != 1 or not isinstance(found[0], int) or found[0] < 1:
+        shown = ", ".join(repr(version)[:40] for version in found) or "nothing"
+        raise damaged(path, f"its schema version is {shown} instead of one number from 1", if_lost)
+    return found[0]
 
 
 def _refuse_newer(path: Path, settings: DatabaseSettings, version: int) -> None:

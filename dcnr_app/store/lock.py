@@ -16,6 +16,7 @@ import psutil
 
 from dcnr_app.errors import RefusedError, StoreError
 from dcnr_app.settings import Home
+from dcnr_app.store.standing import Identity, identity_of
 
 # Start times are whole clock ticks, computed anew by each reader from the boot time.
 _START_TOLERANCE_S = 2.0
@@ -38,6 +39,7 @@ class HomeLock:
         """`doing` is what others are told, e.g. "training session s-20261130-224501-ab12"."""
         self._home = home
         self._doing = doing
+        self._identity: Identity = None
         self._lock = filelock.FileLock(home.lock, mode=0o600, blocking=False, thread_local=False)
 
     def acquire(self) -> None:
@@ -51,6 +53,7 @@ class HomeLock:
             raise StoreError(
                 "the home cannot be locked", where=str(self._home.lock), why=error.strerror or str(error)
             ) from error
+        self._identity = identity_of(self._home.lock)
         try:
             _write_note(self._home.lock_holder, self._doing)
         except OSError as error:
@@ -62,8 +65,10 @@ class HomeLock:
     def release(self) -> None:
         """Give the home back; safe to call twice."""
         if self._lock.is_locked:
-            # The note goes first: while the lock is held nobody else can have written it.
-            self._home.lock_holder.unlink(missing_ok=True)
+            # The note goes first: while the lock is held nobody else can have written it. If the home was
+            # replaced meanwhile, the note that stands there is another's.
+            if identity_of(self._home.lock) == self._identity:
+                self._home.lock_holder.unlink(missing_ok=True)
             self._lock.release()
 
     def __enter__(self) -> Self:

@@ -59,10 +59,14 @@ class SqliteStore:
 
     @classmethod
     def open_writer(cls, home: Home, clock: Clock, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Self:
-        """The store of a home that the caller holds locked and has ensured. Raises StoreError."""
-        control = Database(home.control, control_settings(busy_timeout_ms))
+        """The store of a home that the caller holds locked and has ensured. Raises StoreError.
+
+        From then on each write supposes that the home and its lock are still those of now.
+        """
+        guards = (home.lock,) if home.lock.exists() else ()
+        control = Database(home.control, control_settings(busy_timeout_ms), guards)
         try:
-            metrics = Database(home.metrics, metrics_settings(busy_timeout_ms))
+            metrics = Database(home.metrics, metrics_settings(busy_timeout_ms), guards)
         except StoreError:
             control.close()
             raise
