@@ -1,30 +1,150 @@
-"""Which VNode runs on which PNode: a contiguous split balanced by FLOPs, cut at cheap edges, hints
-respected. Pure."""
+"""Which VNode runs on which PNode. `place` minimises the predicted step time on measured devices and links;
+`assign` splits by FLOPs where nothing is known of the PNodes. Both cut at cheap edges and follow hints. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from math import inf
+from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
+
+from dcnr_app.cluster.chain import Chain, cut_chain
+from dcnr_app.cluster.costs import CostTables, Estimate, cost_tables, estimate
+from dcnr_app.cluster.devices import ClusterFacts
+from dcnr_app.cluster.exact_search import improve_exactly, is_small
+from dcnr_app.cluster.prediction import Bottleneck, Prediction, prediction_of
+from dcnr_app.cluster.search import Search, search
+from dcnr_app.cluster.workload import tensor_bytes, workload_of
 from dcnr_app.errors import InvalidError
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
-from dcnr_app.nodes.contract import TensorSpec
 from dcnr_app.nodes.graph.analysis import infer_shapes, network_edges, node_flops
 from dcnr_app.nodes.graph.network import Network
+from dcnr_app.nodes.graph.training import TrainingSettings
 
-ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
-_BALANCE_SLACK = (
-    0.05  # a part may exceed the best possible largest part by this much, to cut at a cheaper edge
-)
+_MATTERS = 0.01
+"""Differences of predicted times below this share are not worth a word."""
 
 
-def tensor_bytes(spec: TensorSpec) -> int:
-    """Size of a tensor in bytes."""
-    total = ITEM_BYTES[spec.dtype]
-    for length in spec.shape:
-        total *= length
-    return total
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where every VNode goes, the PNodes in use (in the order of the facts), and what is predicted of it.
+
+    `single_ms` is the predicted step time of the best single PNode, None where the network fits on none.
+    """
+
+    assignment: Mapping[str, PNodeId]
+    pnodes: tuple[PNodeId, ...]
+    prediction: Prediction
+    single_ms: float | None
+    warnings: tuple[str, ...] = ()
+
+
+def place(
+    network: Network, settings: TrainingSettings, facts: ClusterFacts, *, uses_all: bool = False
+) -> Placement:
+    """The fastest placement found on these PNodes: the best there is for up to 10 VNodes on 3 PNodes.
+
+    Hints are followed, memory is never exceeded, and PNodes that make a step slower are left out, unless
+    `uses_all`. Equal arguments give equal placements. Raises InvalidError if the network fits on no number of
+    these PNodes, with what it needs and what is there, or if it has too few VNodes for `uses_all`.
+    """
+    work = workload_of(network, settings.rows)
+    if not facts.devices:
+        raise InvalidError(f"network {network.name!r} has no PNode to run on", fix="start a worker")
+    if uses_all and work.n_nodes < len(facts.devices):
+        raise InvalidError(
+            f"network {network.name!r} cannot be spread over {len(facts.devices)} PNodes",
+            why=f"it has {work.n_nodes} VNodes",
+            fix=f"use at most {work.n_nodes} workers",
+        )
+    tables = cost_tables(work, facts, settings)
+    found = _searched(tables, uses_all=uses_all)
+    best = estimate(tables, found.best)
+    if best.excess_bytes:
+        raise _too_large(network, tables, best)
+    if found.scores[found.best][0]:
+        raise InvalidError(
+            f"network {network.name!r} was not spread over all {len(facts.devices)} PNodes",
+            why="its placement hints keep it on fewer",
+            fix="use fewer workers, or remove the hints (`pnode:`) from the network",
+        )
+    single_ms = _single_ms(tables)
+    assignment = dict.fromkeys(work.hosts, ORCHESTRATOR)
+    assignment |= {node.name: facts.pnodes[at] for node, at in zip(work.nodes, found.best, strict=True)}
+    used = set(found.best)
+    return Placement(
+        assignment={node.name: assignment[node.name] for node in network.nodes},
+        pnodes=tuple(pnode for at, pnode in enumerate(facts.pnodes) if at in used),
+        prediction=_with_memory(tables, found, best),
+        single_ms=single_ms,
+        warnings=tuple(_warnings(tables, found, best, single_ms)),
+    )
+
+
+def _searched(tables: CostTables, *, uses_all: bool) -> Search:
+    found = search(tables, uses_all=uses_all)
+    if is_small(tables, len(found.free)):
+        improve_exactly(found)
+    return found
+
+
+def _single_ms(tables: CostTables) -> float | None:
+    """Step time of the best PNode that can hold all VNodes, whatever the hints say."""
+    alone = (estimate(tables, [at] * tables.work.n_nodes) for at in range(tables.n_places))
+    return min((found.step_ms for found in alone if not found.excess_bytes), default=None)
+
+
+def _with_memory(tables: CostTables, found: Search, best: Estimate) -> Prediction:
+    """The prediction; its bottleneck is memory where a faster placement was seen that does not fit."""
+    prediction = prediction_of(tables, best)
+    faster = [score[2] for score in found.scores.values() if score[1] and not score[0]]
+    if min(faster, default=best.step_ms) >= best.step_ms * (1.0 - _MATTERS):
+        return prediction
+    fullest = max(
+        tables.pools,
+        key=lambda pool: sum(best.needs_bytes[at] for at in pool.places) / max(1, pool.budget_bytes),
+    )
+    where = ", ".join(tables.facts.pnodes[at] for at in fullest.places)
+    return msgspec.structs.replace(prediction, bottleneck=Bottleneck(kind="memory", where=where))
+
+
+def _warnings(tables: CostTables, found: Search, best: Estimate, single_ms: float | None) -> Iterator[str]:
+    """What a person should know before training with this placement."""
+    n_used, pnodes = len(set(best.groups.places)), tables.facts.pnodes
+    if single_ms is not None and best.step_ms > single_ms * (1.0 + _MATTERS):
+        why = "the placement hints ask for it" if found.hints else "all were asked for"
+        yield (
+            f"{n_used} PNodes are predicted slower than the best one alone: {best.step_ms:.1f} ms against "
+            f"{single_ms:.1f} ms per step; {why}"
+        )
+    if found.uses_all and n_used > 1:
+        fewer = _searched(tables, uses_all=False)
+        _, excess, step_ms, n_fewer = fewer.scores[fewer.best]
+        if not excess and n_fewer < n_used and step_ms < best.step_ms * (1.0 - _MATTERS):
+            yield (
+                f"fewer PNodes would be faster: {step_ms:.1f} ms per step with {n_fewer}, "
+                f"{best.step_ms:.1f} ms with {n_used}"
+            )
+    idle = [pnodes[at] for at in range(tables.n_places) if at not in set(best.groups.places)]
+    if idle:
+        yield f"{', '.join(idle)} not used: no faster placement with more PNodes was found"
+    if n_used > tables.settings.microbatches:
+        yield (
+            f"{tables.settings.microbatches} microbatches on {n_used} PNodes: not all can work at once; "
+            "more microbatches help"
+        )
+
+
+def _too_large(network: Network, tables: CostTables, best: Estimate) -> InvalidError:
+    lines = []
+    for pool in tables.pools:
+        need = sum(best.needs_bytes[at] for at in pool.places)
+        names = ", ".join(tables.facts.pnodes[at] for at in pool.places)
+        lines.append(f"{names}: {need / 1e6:,.0f} MB needed, {pool.budget_bytes / 1e6:,.0f} MB there")
+    return InvalidError(
+        f"network {network.name!r} does not fit into the memory of these PNodes",
+        why=f"the best placement found would need ({'; '.join(lines)})",
+        fix="use more microbatches of fewer rows, more workers, or raise the owners' memory limits",
+    )
 
 
 def assign(network: Network, rows: int, pnodes: Sequence[PNodeId]) -> dict[str, PNodeId]:
@@ -64,8 +184,8 @@ def _place(network: Network, rows: int, pnodes: Sequence[PNodeId]) -> dict[str, 
     if n_parts:
         served = {assignment[name] for name in with_parameters if name in assignment}
         wants = [pnode not in served for pnode in pnodes[:n_parts]]
-        chain = _Chain([flops[name] for name in free], [name in with_parameters for name in free])
-        cuts = _cut(chain, _crossing_bytes(network, rows, free), wants)
+        chain = Chain([flops[name] for name in free], [name in with_parameters for name in free])
+        cuts = cut_chain(chain, _crossing_bytes(network, rows, free), wants)
         for part, (start, stop) in enumerate(cuts):
             assignment.update(dict.fromkeys(free[start:stop], pnodes[part]))
     return assignment
@@ -92,65 +212,3 @@ def _crossing_bytes(network: Network, rows: int, order: Sequence[str]) -> list[i
         for position in range(place[source] + 1, last + 1):
             crossing[position] += tensor_bytes(specs[reference])
     return crossing
-
-
-class _Chain:
-    """Nodes in a row, cut anywhere: the cost of a part, and whether it may stand alone."""
-
-    def __init__(self, costs: Sequence[int], has_parameters: Sequence[bool]) -> None:
-        self.n = len(costs)
-        self._costs = [0, *accumulate(costs)]
-        self._counts = [0, *accumulate(int(has) for has in has_parameters)]
-
-    def cost(self, start: int, stop: int) -> int:
-        """FLOPs of nodes start..stop-1."""
-        return self._costs[stop] - self._costs[start]
-
-    def fits(self, start: int, stop: int, *, wants_parameters: bool) -> bool:
-        """Whether nodes start..stop-1 can be a part: some node, one with parameters where they are wanted."""
-        return stop > start and (not wants_parameters or self._counts[stop] > self._counts[start])
-
-
-def _cut(chain: _Chain, crossing: Sequence[int], wants: Sequence[bool]) -> list[tuple[int, int]]:
-    """Ranges of a cut into one part per entry of `wants`: near-least largest part, then least crossing.
-
-    `wants` says which parts need parameters; where that cannot be, no part does, and the caller finds out.
-    """
-    bottleneck = _least_bottleneck(chain, wants)
-    if bottleneck == inf:
-        wants = [False] * len(wants)
-        bottleneck = _least_bottleneck(chain, wants)
-    limit = bottleneck * (1.0 + _BALANCE_SLACK)
-    n, n_parts = chain.n, len(wants)
-    best = [[inf] * (n + 1) for _ in range(n_parts + 1)]
-    choice = [[0] * (n + 1) for _ in range(n_parts + 1)]
-    best[0][0] = 0.0
-    for part in range(1, n_parts + 1):
-        for stop in range(part, n + 1):
-            for start in range(stop - 1, part - 2, -1):
-                if chain.cost(start, stop) > limit:
-                    break
-                if not chain.fits(start, stop, wants_parameters=wants[part - 1]):
-                    continue
-                total = best[part - 1][start] + (crossing[start] if start else 0)
-                if total < best[part][stop]:
-                    best[part][stop], choice[part][stop] = total, start
-    ranges: list[tuple[int, int]] = []
-    stop = n
-    for part in range(n_parts, 0, -1):
-        ranges.append((choice[part][stop], stop))
-        stop = choice[part][stop]
-    return ranges[::-1]
-
-
-def _least_bottleneck(chain: _Chain, wants: Sequence[bool]) -> float:
-    """The smallest possible largest part (linear partition by dynamic programming); infinite if none is."""
-    least = [0.0] + [inf] * chain.n
-    for wants_parameters in wants:
-        before = least
-        least = [inf] * (chain.n + 1)
-        for stop in range(1, chain.n + 1):
-            for start in range(stop):
-                if chain.fits(start, stop, wants_parameters=wants_parameters):
-                    least[stop] = min(least[stop], max(before[start], chain.cost(start, stop)))
-    return least[chain.n]

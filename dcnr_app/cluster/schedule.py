@@ -7,13 +7,23 @@ order of all tasks, PNodes that each follow their part of it cannot wait for eac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dcnr_app.cluster.placement import tensor_bytes
+from dcnr_app.cluster.costs import cost_tables, in_flight_for, pipeline_of
+from dcnr_app.cluster.devices import ClusterFacts
 from dcnr_app.cluster.plan import Plan, Segment, Task
+from dcnr_app.cluster.timeline import Flow, Pipeline, Stage, simulate
+from dcnr_app.cluster.workload import (
+    Groups,
+    Workload,
+    gradient_edges,
+    group_nodes,
+    tensor_bytes,
+    workload_of,
+)
 from dcnr_app.ids import PNodeId
-from dcnr_app.nodes.graph.analysis import Edge, gradient_references, infer_shapes, network_edges, node_flops
+from dcnr_app.nodes.graph.analysis import Edge, infer_shapes, network_edges
 from dcnr_app.nodes.graph.network import Network, split_ref
 from dcnr_app.nodes.graph.training import TrainingSettings
 
@@ -25,15 +35,26 @@ def build_plan(
     settings: TrainingSettings,
     *,
     generation: int,
+    facts: ClusterFacts | None = None,
 ) -> Plan:
-    """The Plan of one generation for this assignment."""
-    segments = _segments(network, assignment)
-    in_flight = settings.in_flight or 2 * (1 + max(segment.level for segment in segments)) + 2
-    in_flight = min(settings.microbatches, in_flight)
-    flops = node_flops(network, settings.rows)
-    costs = [sum(flops[name] for name in segment.nodes) for segment in segments]
-    order = _task_order(segments, costs, settings.microbatches, in_flight)
-    cost_names = {node.name for node in network.nodes if node.vnode.is_cost}
+    """The Plan of one generation for this assignment; with `facts` tasks are ordered by measured times.
+
+    The order changes no result.
+    """
+    work = workload_of(network, settings.rows)
+    number = {pnode: place for place, pnode in enumerate(pnodes)}
+    groups = group_nodes(work, [number[assignment[node.name]] for node in work.nodes])
+    segments = _segments(network, work, groups, pnodes)
+    in_flight = in_flight_for(settings, groups.levels)
+    costs = [sum(work.nodes[node].flops for node in members) for members in groups.members]
+    if facts is None:
+        pipeline = _unmeasured(segments, costs, settings.microbatches, in_flight)
+    else:
+        pipeline = pipeline_of(cost_tables(work, facts.only(pnodes), settings), groups)
+    order = [
+        Task("B" if is_backward else "F", microbatch, stage)
+        for is_backward, microbatch, stage in simulate(pipeline).order
+    ]
     predicted = dict.fromkeys(pnodes, 0)
     for segment, cost in zip(segments, costs, strict=True):
         predicted[segment.pnode] += 3 * cost * settings.microbatches
@@ -45,7 +66,11 @@ def build_plan(
         tasks={
             pnode: tuple(task for task in order if segments[task.segment].pnode == pnode) for pnode in pnodes
         },
-        cost_segment=next(s.index for s in segments if cost_names & set(s.nodes)),
+        cost_segment=next(
+            index
+            for index, members in enumerate(groups.members)
+            if any(work.nodes[node].is_cost for node in members)
+        ),
         n_microbatches=settings.microbatches,
         in_flight=in_flight,
         predicted_flops=predicted,
@@ -53,41 +78,17 @@ def build_plan(
     )
 
 
-def _segments(network: Network, assignment: Mapping[str, PNodeId]) -> tuple[Segment, ...]:
-    """Connected groups of equal (PNode, level); an edge between groups always goes to a higher level."""
-    placed = [node for node in network.nodes if not node.vnode.is_host]
-    names = {node.name for node in placed}
+def _segments(
+    network: Network, work: Workload, groups: Groups, pnodes: Sequence[PNodeId]
+) -> tuple[Segment, ...]:
+    """The groups as segments; `pnodes` are the places that they name."""
+    names = [node.name for node in work.nodes]
+    of_node = dict(zip(names, groups.of_node, strict=True))
     edges = network_edges(network)
-    level: dict[str, int] = {}
-    for node in placed:
-        level[node.name] = max(
-            (
-                level[source] + (assignment[source] != assignment[node.name])
-                for source in (split_ref(reference)[0] for reference in node.inputs)
-                if source in names
-            ),
-            default=0,
-        )
-    group: dict[str, str] = {node.name: node.name for node in placed}
-
-    def root(name: str) -> str:
-        while group[name] != name:
-            name = group[name]
-        return name
-
-    for edge in edges:
-        same = edge.source in names and level[edge.source] == level[edge.target]
-        if same and assignment[edge.source] == assignment[edge.target]:
-            group[root(edge.target)] = root(edge.source)
-    members: dict[str, list[str]] = {}
-    for node in placed:
-        members.setdefault(root(node.name), []).append(node.name)
-    ordered = sorted(members.values(), key=lambda nodes: level[nodes[0]])
-    of_node = {name: index for index, nodes in enumerate(ordered) for name in nodes}
-    graph = _Graph(edges, of_node, _gradient_edges(network, edges), text_nodes(network))
+    graph = _Graph(edges, of_node, gradient_edges(network, edges), text_nodes(network))
     return tuple(
-        _segment(index, nodes, level[nodes[0]], assignment[nodes[0]], graph)
-        for index, nodes in enumerate(ordered)
+        _segment(index, [names[node] for node in members], groups.levels[index], pnodes[place], graph)
+        for index, (members, place) in enumerate(zip(groups.members, groups.places, strict=True))
     )
 
 
@@ -108,17 +109,6 @@ def text_nodes(network: Network) -> frozenset[str]:
         if node.name in found:
             found.update(split_ref(reference)[0] for reference in node.inputs)
     return frozenset(found)
-
-
-def _gradient_edges(network: Network, edges: Sequence[Edge]) -> frozenset[str]:
-    """Keys of the edges that carry a gradient back; the cost's key stands for the one it seeds itself."""
-    wanted = gradient_references(network)
-    keys = {edge.key for edge in edges if edge.reference in wanted}
-    differentiable = {node.name for node in network.nodes if node.vnode.is_differentiable}
-    costs = {node.name for node in network.nodes if node.vnode.is_cost}
-    reached = set(costs) | {split_ref(reference)[0] for reference in wanted}
-    keep = {edge.key for edge in edges if edge.target in differentiable and edge.target in reached}
-    return frozenset((keys & keep) | costs)
 
 
 def _segment(
@@ -184,87 +174,39 @@ def _hop_bytes(network: Network, segments: Sequence[Segment], rows: int) -> dict
     return dict(sorted(total.items()))
 
 
-class _Simulation:
-    """One step's list schedule in simulated time; holds what is done and what each PNode may start."""
-
-    def __init__(
-        self, segments: Sequence[Segment], costs: Sequence[int], n_microbatches: int, in_flight: int
-    ) -> None:
-        self.segments = segments
-        self.costs = [max(1, cost) for cost in costs]
-        self.n_microbatches = n_microbatches
-        self.in_flight = in_flight
-        self.done: dict[Task, float] = {}
-        links = segment_links(segments)
-        self.before = {s.index: [a for a, b in links if b == s.index] for s in segments}
-        of_node = {name: segment.index for segment in segments for name in segment.nodes}
-        self.gradient_from: dict[int, set[int]] = {segment.index: set() for segment in segments}
-        for segment in segments:
-            for edge_key in segment.gradients_out:
-                self.gradient_from[of_node[edge_key.partition(":")[0]]].add(segment.index)
-        self.latency = max(1, sum(self.costs) // len(segments))
-
-    def needs_of(self, task: Task) -> list[Task]:
-        """Tasks that must end before `task` starts."""
-        segment, microbatch = self.segments[task.segment], task.microbatch
-        needs: list[Task] = []
-        if microbatch:
-            needs.append(Task(task.direction, microbatch - 1, task.segment))
-        if task.direction == "F":
-            needs += [Task("F", microbatch, index) for index in self.before[segment.index]]
-            if not self.before[segment.index] and microbatch >= self.in_flight:
-                needs += [
-                    Task("B", microbatch - self.in_flight, s.index) for s in self.segments if s.has_backward
-                ]
-        else:
-            needs.append(Task("F", microbatch, segment.index))
-            needs += [Task("B", microbatch, index) for index in sorted(self.gradient_from[segment.index])]
-        return needs
-
-    def ready_at(self, task: Task) -> float | None:
-        """When all that `task` needs has arrived, or None if something is not even done."""
-        at = 0.0
-        own = self.segments[task.segment].pnode
-        for need in self.needs_of(task):
-            end = self.done.get(need)
-            if end is None:
-                return None
-            at = max(at, end + (self.latency if self.segments[need.segment].pnode != own else 0))
-        return at
-
-    def duration(self, task: Task) -> int:
-        """Simulated time: forward FLOPs, twice that for backward."""
-        return self.costs[task.segment] * (1 if task.direction == "F" else 2)
+def segment_flows(segments: Sequence[Segment]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """(from, to) pairs of segments that are joined by a tensor, forward; and by a gradient, backward."""
+    of_node = {name: segment.index for segment in segments for name in segment.nodes}
+    backward = {
+        (segment.index, of_node[edge_key.partition(":")[0]])
+        for segment in segments
+        for edge_key in segment.gradients_out
+    }
+    return segment_links(segments), tuple(sorted(backward))
 
 
-def _task_order(
+def _unmeasured(
     segments: Sequence[Segment], costs: Sequence[int], n_microbatches: int, in_flight: int
-) -> list[Task]:
-    """All tasks of a step by simulated start time, which is a topological order."""
-    simulation = _Simulation(segments, costs, n_microbatches, in_flight)
-    candidates = {Task("F", 0, segment.index) for segment in segments}
-    candidates |= {Task("B", 0, segment.index) for segment in segments if segment.has_backward}
-    free_at = {segment.pnode: 0.0 for segment in segments}
-    order: list[Task] = []
-    while candidates:
-        start, _, task = min(_startable(simulation, candidates, free_at))
-        candidates.remove(task)
-        if task.microbatch + 1 < n_microbatches:
-            candidates.add(Task(task.direction, task.microbatch + 1, task.segment))
-        end = start + simulation.duration(task)
-        simulation.done[task] = end
-        free_at[segments[task.segment].pnode] = end
-        order.append(task)
-    return order
+) -> Pipeline:
+    """A step where nothing was measured. The unit of time is a forward FLOP: backward takes twice the
+    forward, a hop as long as a mean segment."""
+    durations = [float(max(1, cost)) for cost in costs]
+    latency = float(max(1, int(sum(durations)) // len(segments)))
+    places = {pnode: place for place, pnode in enumerate(dict.fromkeys(s.pnode for s in segments))}
 
+    def flow(source: int, target: int) -> Flow:
+        is_hop = segments[source].pnode != segments[target].pnode
+        return Flow(source, target, 0.0, latency if is_hop else 0.0)
 
-def _startable(
-    simulation: _Simulation, candidates: Iterable[Task], free_at: Mapping[PNodeId, float]
-) -> Iterator[tuple[float, tuple[int, int, int], Task]]:
-    """Tasks that could start next, with their start time; backward first, then low microbatch, deep
-    segment."""
-    for task in candidates:
-        ready = simulation.ready_at(task)
-        if ready is not None:
-            start = max(ready, free_at[simulation.segments[task.segment].pnode])
-            yield start, (0 if task.direction == "B" else 1, task.microbatch, -task.segment), task
+    forward, backward = segment_flows(segments)
+    return Pipeline(
+        stages=[
+            Stage(places[segment.pnode], duration, 2.0 * duration if segment.has_backward else None)
+            for segment, duration in zip(segments, durations, strict=True)
+        ],
+        forward=[flow(*pair) for pair in forward],
+        backward=[flow(*pair) for pair in backward],
+        n_microbatches=n_microbatches,
+        in_flight=in_flight,
+        window_delay=latency,
+    )

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 
 from dcnr_app.engine.backend import Array
 from dcnr_app.nodes.contract import Backward, Context, Forward, ParamSpec, TensorSpec, VNode
-from dcnr_app.nodes.heads import attend, attend_backward, attention_flops, projection_params
+from dcnr_app.nodes.heads import (
+    attend,
+    attend_backward,
+    attention_flops,
+    attention_made_bytes,
+    attention_moved_bytes,
+    projection_params,
+)
 from dcnr_app.nodes.specs import expect_inputs, expect_sequences, require_not_negative, require_positive
 
 
@@ -48,6 +55,14 @@ class AttentionHead(VNode, frozen=True, kw_only=True, tag="attention_head.v1"):
         """6 B T D h + 2 B T² h."""
         n_batch, n_rows, _ = ins[0].shape
         return attention_flops(n_batch, n_rows, self.n_dim, self.n_head_dim)
+
+    def moved_bytes(self, ins: tuple[TensorSpec, ...]) -> int:
+        """Those of the scores outweigh input and output."""
+        return attention_moved_bytes(ins[0], 1, self.n_head_dim)
+
+    def made_bytes(self, ins: tuple[TensorSpec, ...]) -> int:
+        """The output, and what backward needs of query, key, value and output."""
+        return attention_made_bytes(ins[0], self.n_head_dim)
 
     def forward(self, ctx: Context, params: Mapping[str, Array], ins: tuple[Array, ...]) -> Forward:
         """The head's output."""

@@ -34,6 +34,10 @@ class Broadcast(VNode, frozen=True, kw_only=True, tag="broadcast.v1"):
         """0: nothing is computed."""
         return 0
 
+    def made_bytes(self, ins: tuple[TensorSpec, ...]) -> int:
+        """0: the outputs are views."""
+        return 0
+
     def forward(self, ctx: Context, params: Mapping[str, Array], ins: tuple[Array, ...]) -> Forward:
         """x at every port."""
         return Forward(ins * self.n_outputs, {})

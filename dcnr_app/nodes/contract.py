@@ -7,7 +7,8 @@ Gradient locality: `backward` sees only its own parameters, its own `saved` arra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -88,6 +89,15 @@ class VNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Forward FLOPs (2 per multiply-add), for placement. Default: one per output element."""
         return sum(_size(out.shape) for out in self.shapes(ins))
 
+    def moved_bytes(self, ins: tuple[TensorSpec, ...]) -> int:
+        """Bytes that forward reads and writes beside matrix products, for placement. Default: in and out."""
+        return spec_bytes(*ins, *self.shapes(ins))
+
+    def made_bytes(self, ins: tuple[TensorSpec, ...]) -> int:
+        """Bytes of the arrays that forward makes for others or for backward, up to a few numbers per row, for
+        placement. Default: the outputs, none of which is a view."""
+        return spec_bytes(*self.shapes(ins))
+
     def forward(self, ctx: Context, params: Mapping[str, Array], ins: tuple[Array, ...]) -> Forward:
         """Outputs and saved arrays; writes into none of its arguments."""
         raise NotImplementedError
@@ -103,6 +113,16 @@ class VNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ) -> tuple[tuple[Array, ...], Mapping[str, Array]]:
         """One generation step with a cache; default: forward, no cache."""
         return self.forward(ctx, params, ins).outs, cache
+
+
+ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
+    {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
+)
+
+
+def spec_bytes(*specs: TensorSpec) -> int:
+    """Size of these tensors together, in bytes."""
+    return sum(ITEM_BYTES[spec.dtype] * _size(spec.shape) for spec in specs)
 
 
 def tag_of(vnode_type: type[VNode]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dcnr_app.engine.backend import Array
-from dcnr_app.nodes.contract import Backward, Context, Forward, TensorSpec, VNode
+from dcnr_app.nodes.contract import Backward, Context, Forward, TensorSpec, VNode, spec_bytes
 from dcnr_app.nodes.specs import element_count, expect_float, expect_inputs
 
 
@@ -33,6 +33,14 @@ class Dropout(VNode, frozen=True, kw_only=True, tag="dropout.v1"):
     def flops(self, ins: tuple[TensorSpec, ...]) -> int:
         """About 30 per element: ten Philox rounds for four numbers, a comparison and a product."""
         return 30 * element_count(ins[0].shape)
+
+    def moved_bytes(self, ins: tuple[TensorSpec, ...]) -> int:
+        """Numbers, comparison, multiplier and product: ten passes."""
+        return 10 * spec_bytes(ins[0])
+
+    def made_bytes(self, ins: tuple[TensorSpec, ...]) -> int:
+        """The output and the multiplier."""
+        return 2 * spec_bytes(ins[0])
 
     def forward(self, ctx: Context, params: Mapping[str, Array], ins: tuple[Array, ...]) -> Forward:
         """The masked and scaled input; saves the multiplier m."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dcnr_app.engine.backend import Array, Backend
-from dcnr_app.nodes.contract import Backward, Context, Forward, ParamSpec
+from dcnr_app.nodes.contract import Backward, Context, Forward, ParamSpec, TensorSpec, spec_bytes
 
 PROJECTIONS = ("query", "key", "value")
 
@@ -41,6 +41,20 @@ def projection_params(n_dim: int, n_out: int, *, has_bias: bool, init_std: float
 def attention_flops(n_batch: int, n_rows: int, n_dim: int, n_out: int) -> int:
     """Three projections 6 B T D C, and the causal half of two T x T products per head: 2 B T² C."""
     return 6 * n_batch * n_rows * n_dim * n_out + 2 * n_batch * n_rows * n_rows * n_out
+
+
+def attention_moved_bytes(x: TensorSpec, n_heads: int, n_out: int) -> int:
+    """Softmax passes nine times over the causal half of T x T scores per head (measured: the kernel's time
+    beyond its products, in units of a row-wise pass); q, k, v and the output are written, rotated, copied."""
+    n_batch, n_rows, _ = x.shape
+    scores = TensorSpec((9, n_batch, n_heads, n_rows, (n_rows + 1) // 2), "float32")
+    return spec_bytes(x, scores) + 8 * spec_bytes(TensorSpec((n_batch, n_rows, n_out), x.dtype))
+
+
+def attention_made_bytes(x: TensorSpec, n_out: int) -> int:
+    """q, k, v and the output in head layout, and the output side by side."""
+    n_batch, n_rows, _ = x.shape
+    return 5 * spec_bytes(TensorSpec((n_batch, n_rows, n_out), x.dtype))
 
 
 def attend(

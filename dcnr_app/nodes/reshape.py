@@ -34,6 +34,14 @@ class Reshape(VNode, frozen=True, kw_only=True, tag="reshape.v1"):
         """0: nothing is computed."""
         return 0
 
+    def moved_bytes(self, ins: tuple[TensorSpec, ...]) -> int:
+        """0: the output is a view."""
+        return 0
+
+    def made_bytes(self, ins: tuple[TensorSpec, ...]) -> int:
+        """0: the output is a view."""
+        return 0
+
     def forward(self, ctx: Context, params: Mapping[str, Array], ins: tuple[Array, ...]) -> Forward:
         """x in its new shape; saves the old one as that of an empty array."""
         (x,) = ins

@@ -17,6 +17,7 @@ from dcnr_app.nodes.graph.analysis import infer_shapes
 from dcnr_app.nodes.graph.network import Network
 from dcnr_app.nodes.graph.training import TrainingSettings
 from dcnr_app.runtime.program import compile_segment, network_facts
+from tests.cluster.facts import cluster, device
 from tests.cluster.random_networks import ROWS, network_of, placed
 from tests.runtime.networks import node
 from tests.sim.samples import SETTINGS, plan_for, plan_of, pnode_ids, tiny, with_settings
@@ -210,6 +211,30 @@ def test_a_skip_over_another_pnode_makes_two_segments_of_one_pnode() -> None:
     assert "block/0/residual_1:0" in plan.segments[0].gives
     assert "block/0/residual_1:0" in plan.segments[2].needs
     assert "block/0/residual_1:0>block/0/residual_2:0" in plan.segments[2].gradients_out
+
+
+def test_heads_that_stay_do_not_hold_up_those_that_go() -> None:
+    network = tiny("tiny-gpt-per-head")
+    plan = plan_of(
+        network, SETTINGS, {e.name: pnode_ids(2)[e.name.endswith("1/head")] for e in network.nodes}
+    )
+    fan_out = next(segment for segment in plan.segments if "block/0/fan_out" in segment.nodes)
+    assert not any("head" in name for name in fan_out.nodes)
+    stays = next(segment for segment in plan.segments if "block/0/heads/0/head" in segment.nodes)
+    assert stays.pnode == fan_out.pnode
+    assert stays.level == fan_out.level + 1
+
+
+def test_measured_facts_change_the_order_of_tasks_and_nothing_else() -> None:
+    network, pnodes = tiny(), pnode_ids(2)
+    places = dict(plan_for(network, SETTINGS, 2).assignment)
+    slow = cluster(device("p1", flops=1e3), device("p2", flops=1e9))
+    plain = build_plan(network, places, pnodes, SETTINGS, generation=1)
+    timed = build_plan(network, places, pnodes, SETTINGS, generation=1, facts=slow)
+    assert msgspec.structs.replace(timed, tasks=plain.tasks) == plain
+    assert {pnode: sorted(tasks) for pnode, tasks in timed.tasks.items()} == {
+        pnode: sorted(tasks) for pnode, tasks in plain.tasks.items()
+    }
 
 
 def test_a_plan_depends_on_nothing_but_its_arguments_and_carries_the_generation() -> None:
