@@ -61,17 +61,23 @@ def list_command(session: str | None, *, as_json: bool) -> None:
 @click.argument("checkpoint")
 @json_option
 def verify_command(checkpoint: str, *, as_json: bool) -> None:
-    """Compare every file of CHECKPOINT with its hash. Exit code 1 if one differs."""
+    """Compare every file of CHECKPOINT with its hash, and its tensors with its network's.
+
+    Exit code 1 if something differs.
+    """
+    from dcnr_app.app import App
     from dcnr_app.cli.lookup import find_checkpoint, one_line
-    from dcnr_app.settings import find_home
+    from dcnr_app.fitness import check_fit
     from dcnr_app.store.checkpoints import verify_checkpoint
 
-    found = find_checkpoint(find_home(), checkpoint)
+    app = App()
+    found = find_checkpoint(app, checkpoint)
     for passed in found.passed_over:
         say(f"passed over {passed.id}: {passed.why}")
     place = {"path": path_text(found.path)}
     try:
         manifest = verify_checkpoint(found.path)
+        check_fit(found.path, app.registry)
     except (StoreError, OSError) as error:
         told = error if isinstance(error, StoreError) else _unreadable(found.path, error)
         if as_json:

@@ -44,12 +44,14 @@ def command(
     from dcnr_app.cli.watching import SilentWatcher
     from dcnr_app.cluster.generation import Sampling
     from dcnr_app.errors import UserError
+    from dcnr_app.fitness import check_fit
 
     check_prompt(prompt)
     app = App()
-    found = find_checkpoint(app.home, checkpoint)
+    found = find_checkpoint(app, checkpoint)
     for passed in found.passed_over:
         say(f"passed over {passed.id}: {passed.why}")
+    check_fit(found.path, app.registry)
     sampling = Sampling(
         n_tokens=tokens, temperature=0.0 if temperature < _SMALLEST_TEMPERATURE else temperature, seed=seed
     )

@@ -94,12 +94,16 @@ def one_line(error: DcnrError) -> str:
     return " ".join(str(error).split())
 
 
-def find_checkpoint(home: Home, text: str) -> Found:
-    """The checkpoint that an id, `latest` or a path means. Raises UserError or StoreError."""
+def find_checkpoint(app: App, text: str) -> Found:
+    """The checkpoint that an id, `latest` or a path means; `latest` passes over what cannot be gone on from.
+
+    Raises UserError or StoreError.
+    """
+    from dcnr_app.fitness import fitness
     from dcnr_app.store.shelf import resolve_checkpoint
 
     with usable_path(text):
-        return resolve_checkpoint(home, text)
+        return resolve_checkpoint(app.home, text, fitness(app.registry))
 
 
 def find_network(app: App, text: str) -> LoadedNetwork:

@@ -34,6 +34,7 @@ from dcnr_app.store.manifest import (
     encode_manifest,
     pack,
     split_tensor_name,
+    why_unusable,
 )
 
 HostArray = np.ndarray[Any, Any]
@@ -70,6 +71,13 @@ def temporary_name(name: str) -> str:
     return f"{name}{TEMPORARY}{secrets.token_hex(4)}"
 
 
+def needed_bytes(state_bytes: int, kept: int = 0) -> int:
+    """Bytes that must be free to write checkpoints of `state_bytes` of tensors, where `kept` are to be kept
+    beside the one that is written: what a session should find free before it begins."""
+    # Twice: the databases go on growing while it is written.
+    return kept * state_bytes + 2 * state_bytes + _SLACK_BYTES
+
+
 def write_checkpoint(
     home: Home,
     facts: CheckpointFacts,
@@ -94,8 +102,7 @@ def write_checkpoint(
         _make_durable_folder(home, folder, files)
         collect_stale(folder, files)
         n_bytes = sum(array.nbytes for array in tensors.values())
-        # Twice: the databases go on growing while it is written.
-        check_free_bytes(folder, 2 * n_bytes + _SLACK_BYTES, files)
+        check_free_bytes(folder, needed_bytes(n_bytes), files)
         _write_files(temporary, facts, tensors, assets, files, max_file_bytes)
         if target.exists():
             files.rename(target, folder / temporary_name(target.name))
@@ -146,7 +153,8 @@ def why_broken(path: Path) -> str:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest, after it was compared with its own hash and with the names and sizes of the files.
+    """The manifest, after it was compared with its own hash and with the names and sizes of the files, and
+    its facts were found to be such that training can go on from them.
 
     Reads no tensor. Raises StoreError.
     """
@@ -171,6 +179,9 @@ def read_manifest(path: Path) -> Manifest:
         size = (path / name).stat().st_size
         if size != entry.bytes:
             raise _damaged(path, name, f"it has {size} bytes, the manifest has {entry.bytes}")
+    why = why_unusable(manifest)
+    if why:
+        raise _damaged(path, MANIFEST_FILE, why)
     return manifest
 
 

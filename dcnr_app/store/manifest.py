@@ -7,6 +7,7 @@ itself is found too. Tensors are named `<parameter>/<slot>`.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ class CheckpointFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All of a session's state at a step boundary that is not a tensor.
 
     `n_applied` counts optimizer updates (skipped steps apply none); `cursor_position` counts samples handed
-    out; `created_ms` is wall time.
+    out; `loss_scale` has `scale` and `finite_steps`; `created_ms` is wall time.
     """
 
     session: SessionId
@@ -101,6 +102,23 @@ def decode_manifest(raw: bytes) -> Manifest:
         return msgspec.json.decode(body, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"{MANIFEST_FILE} is damaged", why=str(error)) from error
+
+
+def why_unusable(manifest: Manifest) -> str:
+    """Why training cannot go on from these facts, whatever the files hold; empty if it can."""
+    facts = manifest.facts
+    scale, finite_steps = (facts.loss_scale.get(name, math.nan) for name in ("scale", "finite_steps"))
+    if not (math.isfinite(scale) and scale > 0.0 and math.isfinite(finite_steps) and finite_steps >= 0.0):
+        return f"its loss_scale is {dict(facts.loss_scale)}: `scale` above 0 and `finite_steps` are needed"
+    if not 0 <= facts.n_applied <= facts.step:
+        return f"it counts {facts.n_applied} updates in {facts.step} steps"
+    if facts.cursor_position < 0:
+        return f"its cursor is at {facts.cursor_position}"
+    without = {split_tensor_name(name)[0] for name in manifest.tensors}
+    without -= {split_tensor_name(name)[0] for name in manifest.tensors if name.endswith("/weight")}
+    if without:
+        return f"the parameter {min(without)!r} lacks its weight"
+    return ""
 
 
 def pack(sizes: Mapping[str, int], max_file_bytes: int, max_tensors: int) -> tuple[tuple[str, ...], ...]:

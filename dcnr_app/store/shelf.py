@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,10 @@ from dcnr_app.store.manifest import MANIFEST_FILE, Manifest
 
 _ID = re.compile(r"(?P<session>.+)\.(?P<step>\d{1,15})")
 _STEP_FOLDER = re.compile(r"step-(\d{8,15})")
+_YEAR_10000_MS = 253_402_300_800_000
+
+WhyUnfit = Callable[[Path, Manifest], str]
+"""Why a checkpoint (folder, manifest) that verifies is of no use to the asker; empty if it is."""
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,14 +77,17 @@ def list_checkpoints(home: Home, session: str | None = None) -> tuple[Checkpoint
     return tuple(entry for name in names for entry in _list_session(home, name))
 
 
-def latest_checkpoint(home: Home, session: str | None = None) -> Found:
+def latest_checkpoint(home: Home, session: str | None = None, why_unfit: WhyUnfit | None = None) -> Found:
     """The newest checkpoint that verifies: of the session, or of the one that was written to last.
 
-    Raises UserError if there is none at all, StoreError with all reasons if none verifies.
+    `why_unfit` may pass over more than what does not verify. Raises UserError if there is none at all,
+    StoreError with all reasons if none verifies.
     """
     passed_over: list[PassedOver] = []
     for entry in _newest_first(list_checkpoints(home, session)):
         why = entry.problem or why_broken(entry.path)
+        if not why and why_unfit is not None and entry.manifest is not None:
+            why = why_unfit(entry.path, entry.manifest)
         if not why:
             return Found(entry.path, tuple(passed_over))
         passed_over.append(PassedOver(entry.id, why))
@@ -123,13 +130,13 @@ def remove_checkpoint(home: Home, name: str, files: Files = SYSTEM_FILES) -> Non
     _discard(path, files)
 
 
-def resolve_checkpoint(home: Home, text: str, session: str | None = None) -> Found:
-    """The folder that `text` means: `latest` (of `session`, if given), an id, or a checkpoint folder's path.
+def resolve_checkpoint(home: Home, text: str, why_unfit: WhyUnfit | None = None) -> Found:
+    """The folder that `text` means: `latest`, an id, or a checkpoint folder's path.
 
-    Raises UserError if it means nothing; only `latest` verifies what it finds.
+    Raises UserError if it means nothing; only `latest` verifies what it finds, `why_unfit` included.
     """
     if text == "latest":
-        return latest_checkpoint(home, session)
+        return latest_checkpoint(home, why_unfit=why_unfit)
     by_id = _path_of_id(home, text)
     if by_id is not None:
         return Found(by_id)
@@ -180,6 +187,8 @@ def _newest_first(entries: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
     written_ms: dict[str, int] = {}
     for entry in entries:
         created_ms = entry.manifest.facts.created_ms if entry.manifest is not None else 0
+        if created_ms >= _YEAR_10000_MS:
+            created_ms = 0  # of a broken clock: it would be the newest for ever
         written_ms[entry.session] = max(written_ms.get(entry.session, 0), created_ms)
     return sorted(
         entries, key=lambda entry: (written_ms[entry.session], entry.session, entry.step), reverse=True

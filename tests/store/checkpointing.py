@@ -116,7 +116,7 @@ def make_facts(step: int = 10, session: str = SESSION) -> CheckpointFacts:
         dataset="d" * 64,
         tokenizer="e" * 64,
         cursor_position=32 * step,
-        loss_scale={"scale": 65536.0, "good_steps": 3.0},
+        loss_scale={"scale": 65536.0, "finite_steps": 3.0},
         settings={"seed": 2**63 - 1, "clip_norm": 1 / 3},
         device_class="cpu-1",
         app_version="0.1.0",

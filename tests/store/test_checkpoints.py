@@ -6,6 +6,7 @@ import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from dcnr_app.settings import Home
 from dcnr_app.store.checkpoints import (
     checkpoint_folder,
     load_checkpoint,
+    needed_bytes,
     verify_checkpoint,
     why_broken,
     write_checkpoint,
@@ -166,6 +168,15 @@ def test_free_space_check_names_both_figures(tmp_path: Path) -> None:
         check_free_bytes(tmp_path, 5_000_000, SmallDisk(4_900_000))
 
 
+def test_the_need_said_for_a_session_is_what_its_last_checkpoint_asks_for(home: Home) -> None:
+    n_bytes = sum(array.nbytes for slots in make_state(10).values() for array in slots.values())
+    assert needed_bytes(n_bytes) == 2 * n_bytes + 16 * 2**20
+    assert needed_bytes(n_bytes, kept=3) == needed_bytes(n_bytes) + 3 * n_bytes
+    with pytest.raises(StoreError, match="are needed"):
+        write_step(home, 10, SmallDisk(needed_bytes(n_bytes) - 1))
+    write_step(home, 10, SmallDisk(needed_bytes(n_bytes)))
+
+
 def test_any_flipped_byte_of_any_file_is_found_and_the_file_named(home: Home) -> None:
     path = write_step(home, 10)
     names = sorted(file.name for file in path.iterdir())
@@ -234,6 +245,44 @@ def test_manifest_that_describes_other_tensors_is_refused(home: Home) -> None:
         with pytest.raises(StoreError, match=r"safetensors is damaged(.|\n)*norm\.") as caught:
             load_checkpoint(path)
         assert next(iter(changed)) in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"loss_scale": {}}, "loss_scale"),
+        ({"loss_scale": {"scale": 1.0}}, "loss_scale"),
+        ({"loss_scale": {"scale": 0.0, "finite_steps": 1.0}}, "loss_scale"),
+        ({"loss_scale": {"scale": 1.0, "finite_steps": -1.0}}, "loss_scale"),
+        ({"n_applied": 11}, "11 updates in 10 steps"),
+        ({"n_applied": -1}, "-1 updates"),
+        ({"cursor_position": -5}, "cursor is at -5"),
+    ],
+)
+def test_facts_from_which_nothing_can_go_on_are_refused_and_passed_over(
+    home: Home, changes: dict[str, Any], reason: str
+) -> None:
+    older = write_step(home, 5)
+    path = write_checkpoint(
+        home,
+        msgspec.structs.replace(make_facts(10), **changes),
+        make_state(10),
+        ASSETS,
+        files=never(syncs=False),
+    )
+    for refuse in (verify_checkpoint, load_checkpoint):
+        with pytest.raises(StoreError, match=r"manifest\.json is damaged") as caught:
+            refuse(path)
+        assert reason in caught.value.why
+    found = latest_checkpoint(home)
+    assert (found.path, len(found.passed_over)) == (older, 1)
+    assert reason in list_checkpoints(home)[1].problem
+
+
+def test_parameter_without_its_weight_is_refused(home: Home) -> None:
+    state = {**make_state(10), "norm.gain": {"m": np.zeros(3, np.float32)}}
+    path = write_checkpoint(home, make_facts(10), state, ASSETS, files=never(syncs=False))
+    assert "'norm.gain' lacks its weight" in why_broken(path)
 
 
 def test_newer_format_is_refused_with_advice(home: Home) -> None:
