@@ -128,6 +128,11 @@ class FrontDoor:
             await self._http.shutdown(1.0)
         self._listening.clear()
 
+    @property
+    def n_connections(self) -> int:
+        """Connections of strangers that are open now."""
+        return self._gate.n_open
+
     def pending(self) -> tuple[PendingJoin, ...]:
         """Machines that wait to join, and how the attempts ended that have just ended."""
         return self._desk.pending() if self._desk is not None else ()

@@ -241,7 +241,7 @@ class PairingDesk:
         )
 
     def _put(self, entry: _Entry, state: Pairing) -> None:
-        has_changed = state != entry.state and state.method == "digits"
+        has_changed = state != entry.state and is_shown(state)
         entry.state = state
         if not state.is_open and not state.transcript:
             self._entries.pop(state.pairing, None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
+import pytest
 
 from dcnr_app.cluster.builds import Build, this_build
 from dcnr_app.cluster.cluster_files import ClusterFiles
@@ -23,6 +25,9 @@ from dcnr_app.cluster.registrar import Registrar, create_cluster
 from dcnr_app.settings import Home
 
 HOST = "127.0.0.1"
+needs_loopback_range = pytest.mark.skipif(
+    sys.platform == "darwin", reason="macOS has only 127.0.0.1 of the loopback addresses"
+)
 QUICK = RateSettings(per_s=10_000.0, burst=10_000.0)
 
 
