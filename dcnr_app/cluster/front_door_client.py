@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
@@ -11,6 +13,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from dcnr_app.cluster.dialling import explain_failure
+from dcnr_app.cluster.interfaces import usable_interfaces
 from dcnr_app.cluster.pairing_messages import (
     MAX_REPLY_BYTES,
     Ask,
@@ -113,7 +117,7 @@ class FrontDoorClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise UnreachableError(
                 f"nothing answers at {self.place}",
-                why="it took too long" if isinstance(error, TimeoutError) else str(error) or repr(error),
+                why=_why(error, self.host),
                 fix="see that `dcnr-app up` runs there and its firewall lets port "
                 f"{self.port} in; `dcnr-app doctor` helps to find out",
             ) from error
@@ -144,6 +148,26 @@ class FrontDoorClient:
             why=plain_text(told.why, _TEXT_LENGTH),
             fix=plain_text(told.fix, _TEXT_LENGTH),
         )
+
+
+def _why(error: Exception, host: str) -> str:
+    """Why nothing was answered, for people."""
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "the name leads to no address"
+    if isinstance(error, aiohttp.ClientConnectorError) and _is_address(host):
+        interfaces = usable_interfaces(with_loopback=True)
+        return explain_failure(error.os_error.errno or 0, host, interfaces, sys.platform)
+    return str(error) or repr(error)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 async def find_front_door(hosts: Sequence[str], port: int) -> tuple[FrontDoorClient, Info]:

@@ -40,6 +40,23 @@ def test_when_no_address_answers_each_is_named(tmp_path: Path) -> None:
             await find_front_door(("127.0.0.4", "127.0.0.5"), port)
         assert "127.0.0.4" in told.value.why
         assert "127.0.0.5" in told.value.why
+        with pytest.raises(UnreachableError, match=r"nothing answers at 127\.0\.0\.4") as told:
+            await find_front_door(("127.0.0.4",), port)
+        assert told.value.why == "nothing listens there, or a firewall refuses"
+
+    run(test)
+
+
+def test_name_that_leads_nowhere_is_said_to_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)  # no test asks a name server
+
+    async def test() -> None:
+        with pytest.raises(UnreachableError) as told:
+            await find_front_door(("no-such-machine.invalid",), 1)
+        assert told.value.why == "the name leads to no address"
 
     run(test)
 

@@ -79,6 +79,32 @@ def test_orchestrator_may_say_admit_before_the_worker_says_match(tmp_path: Path)
     run(test)
 
 
+def test_somebody_in_the_middle_shows_different_digits_on_the_two_screens(tmp_path: Path) -> None:
+    """He poses as the cluster towards the worker, under its name, and as the worker towards the cluster."""
+
+    async def test() -> None:
+        async with Orchestrator(tmp_path) as real, Orchestrator(tmp_path, name="false") as false:
+            person, middle = Person(), Person()
+            joining = asyncio.ensure_future(request_to_join(false.target, joiner_at(tmp_path), person))
+            posing = asyncio.ensure_future(
+                request_to_join(real.target, joiner_at(tmp_path / "middle", "worker"), middle)
+            )
+            shown = await person.until("comparing")
+            await middle.until("comparing")
+            waiting = await real.until_pending(lambda entry: entry.name == "worker")
+            assert shown.cluster_name == real.own.name
+            assert shown.digits != waiting.digits
+            person.mismatch()
+            with pytest.raises(RefusedError, match="NOT joined"):
+                await joining
+            assert real.door.reject(waiting.machine).step == "rejected"
+            with pytest.raises(RefusedError, match="rejected"):
+                await posing
+            assert real.memberships == false.memberships == []
+
+    run(test)
+
+
 def test_mismatch_is_told_loudly_to_both_sides_and_admits_nobody(tmp_path: Path) -> None:
     async def test() -> None:
         async with Orchestrator(tmp_path) as orchestrator:

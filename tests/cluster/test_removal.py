@@ -1,4 +1,4 @@
-"""A removed machine, over real mutual TLS: its streams end on both sides, and its certificate opens nothing."""
+"""A removed machine, over real mutual TLS: its streams end on both sides, its certificate opens nothing."""
 
 from __future__ import annotations
 
