@@ -54,6 +54,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "networks"
 
     @property
+    def measured(self) -> Path:
+        """Folder of what was measured of this machine's devices and links; removed, it is measured anew."""
+        return self.root / "measured"
+
+    @property
     def lock(self) -> Path:
         """File that the one writer of this home holds locked."""
         return self.root / "lock"
