@@ -293,6 +293,20 @@ class Stop(Message, frozen=True, kw_only=True, tag="stop.v1"):
     generation: int
 
 
+class Probe(Message, frozen=True, kw_only=True, tag="probe.v1"):
+    """Any member: answer this at once, so that the link can be measured. Of no session."""
+
+    number: int
+    payload: bytes = b""
+
+
+class ProbeReply(Message, frozen=True, kw_only=True, tag="probe-reply.v1"):
+    """Answer to the Probe of that number, which came with so many bytes."""
+
+    number: int
+    n_bytes: int
+
+
 AnyMessage = (
     Hello
     | Refused
@@ -316,4 +330,6 @@ AnyMessage = (
     | Failed
     | Status
     | Stop
+    | Probe
+    | ProbeReply
 )
