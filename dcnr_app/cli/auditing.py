@@ -16,7 +16,6 @@ from dcnr_app.store.sessions import SessionRecord, network_bytes
 from dcnr_app.store.store import Store
 
 _SHOWN_IDS = 20
-_NO_NETWORK = (InvalidError, StopIteration, ValueError)  # no network's form, or of one without `tokens`
 
 
 def audit_session(app: App, store: Store, record: SessionRecord) -> dict[str, Any]:
@@ -51,14 +50,11 @@ def _context(app: App, store: Store, record: SessionRecord) -> int:
     """Tokens per sequence of the session's network. Raises StoreError for another stored form."""
     raw = network_bytes(store, record.session)
     try:
-        context = context_of(decode_network(raw, app.registry))
-        if context < 1:
-            raise ValueError(f"it takes sequences of {context} tokens")
-    except _NO_NETWORK as error:
+        return context_of(decode_network(raw, app.registry))
+    except InvalidError as error:
         raise StoreError(
             "the network of a session cannot be read",
             where=record.session,
-            why=f"{type(error).__name__}: {error}",
+            why=error.what,
             fix="it may be from another version: pip install --upgrade dcnr-app",
         ) from error
-    return context

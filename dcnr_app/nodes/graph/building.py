@@ -7,12 +7,12 @@ import re
 import msgspec
 
 from dcnr_app.nodes.contract import VNode, tag_of
+from dcnr_app.nodes.graph.network import MAX_PORTS
 from dcnr_app.nodes.graph.reading import Variables, read, read_text, required
 from dcnr_app.nodes.graph.spelling import did_you_mean
 from dcnr_app.nodes.graph.values import Mapping, Mark, Scalar, refuse, shorten
 from dcnr_app.nodes.registry import Registry
 
-MAX_PORTS = 100_000
 PLACE_FIELDS = ("name", "type", "inputs", "share", "pnode")
 """Fields of a node form that say where the VNode stands, not what it is."""
 

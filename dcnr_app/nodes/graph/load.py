@@ -18,7 +18,7 @@ from dcnr_app.ids import check_id
 from dcnr_app.nodes.graph.analysis import infer_shapes
 from dcnr_app.nodes.graph.expand import Expanded, expand_nodes
 from dcnr_app.nodes.graph.expressions import Number
-from dcnr_app.nodes.graph.network import Dimension, Network, NetworkInput
+from dcnr_app.nodes.graph.network import MAX_ENDS, Dimension, Network, NetworkInput
 from dcnr_app.nodes.graph.reading import (
     Variables,
     check_keys,
@@ -164,6 +164,7 @@ def _read_inputs(value: Value, variables: Variables) -> tuple[tuple[NetworkInput
     section = read_mapping(value, "inputs")
     if not section.entries:
         refuse(section.mark, "the network has no inputs")
+    _check_count(section, "inputs")
     inputs: list[NetworkInput] = []
     marks: dict[str, Mark] = {}
     for name, entry in section.entries.items():
@@ -204,11 +205,17 @@ def _read_outputs(value: Value, expanded: Expanded, marks: dict[str, Mark]) -> d
     section = read_mapping(value, "outputs")
     if "loss" not in section.entries:
         refuse(section.mark, "outputs has no `loss`", fix="add `loss: <the cost node>`")
+    _check_count(section, "outputs")
     outputs: dict[str, str] = {}
     for name, entry in section.entries.items():
         outputs[name] = expanded.references.resolve_one(entry.value, expanded.scope, f"outputs.{name}")
         marks[name] = entry.value.mark
     return outputs
+
+
+def _check_count(section: Mapping, what: str) -> None:
+    if len(section.entries) > MAX_ENDS:
+        refuse(section.mark, f"the network has {len(section.entries)} {what}, at most {MAX_ENDS} are allowed")
 
 
 def _sizes(network: Network, rows: int) -> tuple[int, int]:

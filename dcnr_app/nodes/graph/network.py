@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from dcnr_app.engine.backend import DType
 from dcnr_app.errors import InvalidError
 from dcnr_app.ids import NetworkId
 from dcnr_app.nodes.contract import VNode
 from dcnr_app.nodes.registry import Registry, vnode_form
+
+MAX_STORED_NODES = 100_000
+MAX_PORTS = 100_000
+MAX_ENDS = 1024
+"""Most nodes of a stored form; output ports of all nodes together; inputs, or outputs, of a network.
+
+Shapes are inferred for every port, so that a few bytes must not be able to ask for a billion of them."""
 
 Dimension = int | Literal["batch"]
 
@@ -58,9 +66,12 @@ def ref(name: str, port: int = 0) -> str:
 
 
 def split_ref(reference: str) -> tuple[str, int]:
-    """(name, port) of a reference."""
+    """(name, port) of a reference. Raises InvalidError for what is none."""
     name, _, port = reference.rpartition(":")
-    return name, int(port)
+    try:
+        return name, int(port)
+    except ValueError as error:
+        raise InvalidError(f"{reference!r} is no reference to a tensor") from error
 
 
 def network_form(network: Network, *, with_hints: bool = True) -> dict[str, Any]:
@@ -89,30 +100,45 @@ def encode_network(network: Network) -> bytes:
     return msgspec.json.encode(network_form(network), order="sorted")
 
 
+class _NodeForm(msgspec.Struct, frozen=True):
+    name: str
+    vnode: dict[str, Any]
+    inputs: tuple[str, ...]
+    share: dict[str, str]
+    pnode: int | None = None
+
+
+class _NetworkForm(msgspec.Struct, frozen=True):
+    name: str
+    inputs: Annotated[tuple[NetworkInput, ...], Meta(max_length=MAX_ENDS)]
+    nodes: Annotated[tuple[_NodeForm, ...], Meta(max_length=MAX_STORED_NODES)]
+    outputs: Annotated[dict[str, str], Meta(max_length=MAX_ENDS)]
+
+
 def decode_network(raw: bytes, registry: Registry) -> Network:
-    """The Network in `raw`. Raises InvalidError for what is none, or what this build does not know."""
+    """The Network in `raw`. Raises InvalidError for what is none or too large, or what this build does not
+    know."""
     try:
-        return _network_of(msgspec.json.decode(raw, type=dict[str, Any]), registry)
+        form = msgspec.json.decode(raw, type=_NetworkForm)
+        nodes = tuple(
+            NetworkNode(
+                name=entry.name,
+                vnode=registry.decode(entry.vnode),
+                inputs=entry.inputs,
+                share=entry.share,
+                pnode=entry.pnode,
+            )
+            for entry in form.nodes
+        )
+        n_ports = sum(int(getattr(node.vnode, "n_outputs", 1)) for node in nodes)
+        if n_ports > MAX_PORTS:
+            raise ValueError(f"its nodes have {n_ports} output ports, at most {MAX_PORTS} are allowed")
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise InvalidError(
             f"a network's stored form cannot be read: {type(error).__name__}: {error}",
             fix="it may be from another version: pip install --upgrade dcnr-app",
         ) from error
-
-
-def _network_of(form: Mapping[str, Any], registry: Registry) -> Network:
-    nodes = tuple(
-        NetworkNode(
-            name=entry["name"],
-            vnode=registry.decode(entry["vnode"]),
-            inputs=tuple(entry["inputs"]),
-            share=entry["share"],
-            pnode=entry.get("pnode"),
-        )
-        for entry in form["nodes"]
-    )
-    inputs = msgspec.convert(form["inputs"], tuple[NetworkInput, ...])
-    return Network(name=form["name"], inputs=inputs, nodes=nodes, outputs=form["outputs"])
+    return Network(name=form.name, inputs=form.inputs, nodes=nodes, outputs=form.outputs)
 
 
 def network_id(network: Network) -> NetworkId:
@@ -124,6 +150,14 @@ def network_id(network: Network) -> NetworkId:
 
 
 def context_of(network: Network) -> int:
-    """Tokens per sequence: the second axis of the input `tokens`."""
-    shape = next(entry.shape for entry in network.inputs if entry.name == "tokens")
-    return int(shape[1])
+    """Tokens per sequence: the second axis of the input `tokens`. Raises InvalidError if there is none."""
+    for entry in network.inputs:
+        if entry.name == "tokens" and len(entry.shape) > 1:
+            length = entry.shape[1]
+            if isinstance(length, int) and length > 0:
+                return length
+    raise InvalidError(
+        f"the network {network.name!r} has no input `tokens` of rows and tokens",
+        why="the second axis of its shape is the number of tokens per sequence",
+        fix="declare `tokens: {shape: [batch, LENGTH], dtype: int32}` among the inputs",
+    )

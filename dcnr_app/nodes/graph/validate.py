@@ -15,6 +15,7 @@ from dcnr_app.nodes.graph.network import Network, NetworkNode, split_ref
 from dcnr_app.nodes.graph.values import Mark, refuse
 
 Places = Mapping[str, NodePlace]
+LOGITS = "logits"
 
 
 def sort_nodes(nodes: Sequence[NetworkNode], places: Places) -> tuple[NetworkNode, ...]:
@@ -53,6 +54,7 @@ def check_network(network: Network, places: Places, rows: int, marks: Mapping[st
     _check_loss(network, places, marks)
     counts = _check_shapes(network, places, rows)
     _check_outputs(network, counts, marks)
+    _check_logits(network, marks)
     _check_used(network, places, counts, marks)
     _check_gradients(network, places)
 
@@ -125,6 +127,27 @@ def _check_outputs(network: Network, counts: Mapping[str, int], marks: Mapping[s
             refuse(marks[name], f"outputs.{name} names the network input {source!r}, not a node")
         if port >= counts[source]:
             refuse(marks[name], f"{source!r} has no output port {port}: it has {counts[source]}")
+
+
+def _check_logits(network: Network, marks: Mapping[str, Mark]) -> None:
+    """`logits` are what the cost is made from: their width is the vocabulary, from them text is written."""
+    loss = split_ref(network.outputs["loss"])[0]
+    cost = next(node for node in network.nodes if node.name == loss)
+    if LOGITS not in cost.vnode.in_ports:
+        return
+    source = cost.inputs[cost.vnode.in_ports.index(LOGITS)]
+    named = network.outputs.get(LOGITS)
+    if named == source:
+        return
+    shown = source.removesuffix(":0")
+    refuse(
+        marks["loss" if named is None else LOGITS],
+        f"outputs has no `{LOGITS}`"
+        if named is None
+        else f"outputs.{LOGITS} names {named.removesuffix(':0')!r}, which the cost is not made from",
+        why=f"the vocabulary is the width of what {loss!r} compares with the targets, {shown!r}",
+        fix=f'write `{LOGITS}: "{shown}"`' if ":" in shown else f"write `{LOGITS}: {shown}`",
+    )
 
 
 def _check_used(

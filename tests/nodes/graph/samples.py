@@ -40,7 +40,7 @@ training:
 PREFIX = """\
 network: sample
 inputs: {tokens: {shape: [batch, 4], dtype: int32}, targets: {shape: [batch, 4], dtype: int32}}
-outputs: {loss: loss}
+outputs: {loss: loss, logits: head}
 nodes:
   - {name: embed, type: embedder, n_tokens: 16, n_dim: 8, inputs: [tokens]}
   - {name: head, type: linear, n_in: 8, n_out: 16, inputs: [last]}

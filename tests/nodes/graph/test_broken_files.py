@@ -91,6 +91,13 @@ EDITS = {
         "it receives block/0/norm float32 (4, 4, 8)",
     ),
     "no loss": ("{loss: loss, ", "§{", "outputs has no `loss`", "<the cost node>"),
+    "no logits": ("loss: loss, logits: head", "loss: §loss", "outputs has no `logits`", "`logits: head`"),
+    "logits of another node": (
+        "logits: head",
+        "logits: §block",
+        "outputs.logits names 'block/1/residual', which the cost is not made from",
+        "write `logits: head`",
+    ),
     "loss no cost": ("loss: loss", "loss: §head", "'head', which is no cost VNode", "mse"),
     "output": ("logits: head", "logits: §haed", "'haed' is no node or input", "'head'?"),
     "output of many": ("logits: head", "logits: §block/*", "names one tensor, 'block/*' gives 2", ""),
@@ -194,6 +201,38 @@ def test_parameters_without_a_gradient_are_refused() -> None:
     extra = "  - {name: probe, type: linear, n_in: 8, n_out: 2, inputs: [block]}\noutputs: {probe: probe, "
     with pytest.raises(InvalidError, match="'probe' has parameters, but no gradient reaches it"):
         load(replaced("outputs: {", extra))
+
+
+def test_logits_are_named_with_their_port() -> None:
+    fan = "  - {name: fan, type: broadcast, n_outputs: 2, inputs: [head]}\n  - {name: loss"
+    text = replaced("  - {name: loss", fan).replace("[head, targets]", '["fan:1", targets]')
+    with pytest.raises(
+        InvalidError, match=r"'head', which the cost is not made from(.|\n)*`logits: \"fan:1\"`"
+    ):
+        load(text.replace("loss: loss,", 'loss: loss, other: "fan:0",'))
+    fixed = text.replace("logits: head", 'logits: "fan:1", other: "fan:0"')
+    assert load(fixed).vocabulary == 16
+
+
+def test_a_cost_that_compares_no_logits_needs_none() -> None:
+    last = "  - {name: loss, type: mse, inputs: [head, again]}\noutputs: {loss: loss}"
+    again = "  - {name: again, type: gelu, inputs: [head]}\n"
+    old = SMALL[SMALL.index("  - {name: loss") : SMALL.index("training:")]
+    text = SMALL.replace(old, f"{again}{last}\n").replace(
+        "  targets: {shape: [batch, 4], dtype: int32}\n", ""
+    )
+    assert load(text).vocabulary == 0
+
+
+@pytest.mark.parametrize("section", ["inputs", "outputs"])
+def test_over_a_thousand_inputs_or_outputs_are_refused(section: str) -> None:
+    if section == "inputs":
+        more = "".join(f"  x{i}: {{shape: [batch], dtype: int32}}\n" for i in range(1024))
+        text = replaced("nodes:\n", f"{more}nodes:\n")
+    else:
+        text = replaced("logits: head}", f"logits: head, {', '.join(f'o{i}: block' for i in range(1024))}}}")
+    with pytest.raises(InvalidError, match=f"the network has 102[0-9] {section}, at most 1024 are allowed"):
+        load(text)
 
 
 def test_a_free_port_of_a_broadcast_is_refused() -> None:

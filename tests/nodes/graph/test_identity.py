@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -11,12 +13,17 @@ from dcnr_app.errors import InvalidError
 from dcnr_app.nodes.contract import VNode, tag_of
 from dcnr_app.nodes.dropout import Dropout
 from dcnr_app.nodes.graph.network import (
+    MAX_ENDS,
+    MAX_STORED_NODES,
     Network,
     NetworkInput,
     NetworkNode,
+    context_of,
     decode_network,
     encode_network,
+    network_form,
     network_id,
+    split_ref,
 )
 from dcnr_app.nodes.layernorm import LayerNorm
 from dcnr_app.nodes.linear import Linear
@@ -100,7 +107,7 @@ def test_other_words_for_the_same_network_keep_its_id(old: str, new: str) -> Non
         ("[batch, 4]", "[batch, 5]"),
         ("    share: {weight: embed.weight}\n", ""),
         ("    has_bias: false\n", ""),
-        (", logits: head", ""),
+        (", logits: head", ", logits: head, hidden: block"),
         ("name: up,", "name: upper,"),
         ("inputs: [x]}", "inputs: [x], eps: 1e-6}"),
     ],
@@ -124,6 +131,74 @@ def test_every_field_of_a_vnode_is_part_of_the_id() -> None:
             nodes[index] = msgspec.structs.replace(node, vnode=vnode)
             changed = msgspec.structs.replace(network, nodes=tuple(nodes))
             assert network_id(changed) != original, f"{tag_of(type(node.vnode))}.{field.name}"
+
+
+FORM = network_form(load(SMALL).network)
+NOT_NETWORKS = [
+    {**FORM, "name": 3},
+    {**FORM, "outputs": "loss"},
+    {**FORM, "outputs": {"loss": 3}},
+    {**FORM, "inputs": [{"name": "tokens", "shape": "batch", "dtype": "int32"}]},
+    {**FORM, "nodes": [{**FORM["nodes"][0], "inputs": "tokens:0"}]},
+    {**FORM, "nodes": [{**FORM["nodes"][0], "share": [1]}]},
+    {**FORM, "nodes": [{**FORM["nodes"][0], "pnode": "0"}]},
+]
+"""The parts of a network's form, one of them of another kind."""
+
+
+@pytest.mark.parametrize("form", NOT_NETWORKS)
+def test_a_part_of_another_kind_is_refused_in_words(form: dict[str, Any]) -> None:
+    with pytest.raises(InvalidError, match="cannot be read"):
+        decode_network(msgspec.json.encode(form), load_registry())
+
+
+def fan(n_outputs: int, name: str = "fan") -> dict[str, Any]:
+    """The stored form of a node that asks for so many tensors."""
+    vnode = {"type": "broadcast.v1", "n_outputs": n_outputs}
+    return {"name": name, "vnode": vnode, "inputs": ["tokens:0"], "share": {}}
+
+
+NODE = FORM["nodes"][0]
+TOO_LARGE = {
+    "one node's ports": ({"nodes": [fan(10**9)]}, "1000000000 output ports"),
+    "all nodes' ports": ({"nodes": [fan(1000, f"n{i}") for i in range(101)]}, "101000 output ports"),
+    "nodes": ({"nodes": [NODE] * (MAX_STORED_NODES + 1)}, f"length <= {MAX_STORED_NODES}"),
+    "inputs": ({"inputs": FORM["inputs"] * MAX_ENDS}, f"length <= {MAX_ENDS}"),
+    "outputs": ({"outputs": {f"o{i}": "loss:0" for i in range(MAX_ENDS + 1)}}, f"length <= {MAX_ENDS}"),
+}
+
+
+@pytest.mark.parametrize(("parts", "reason"), TOO_LARGE.values(), ids=TOO_LARGE.keys())
+def test_a_form_that_asks_for_too_much_is_refused_with_the_reason(parts: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidError) as caught:
+        decode_network(msgspec.json.encode({**FORM, **parts}), load_registry())
+    assert reason in caught.value.what
+
+
+def test_a_form_at_the_limits_is_read() -> None:
+    nodes = [fan(1000, f"n{i}") for i in range(100)]
+    outputs = {f"o{i}": "loss:0" for i in range(MAX_ENDS)}
+    decoded = decode_network(
+        msgspec.json.encode({**FORM, "nodes": nodes, "outputs": outputs}), load_registry()
+    )
+    assert (len(decoded.nodes), len(decoded.outputs)) == (100, MAX_ENDS)
+
+
+@pytest.mark.parametrize(
+    "inputs", [(), (("tokens", ()),), (("tokens", ("batch",)),), (("tokens", ("batch", 0)),)]
+)
+def test_a_network_without_tokens_has_no_context_and_says_so(inputs: tuple[Any, ...]) -> None:
+    entries = tuple(NetworkInput(name, shape, "int32") for name, shape in inputs)
+    network = msgspec.structs.replace(load(SMALL).network, inputs=entries)
+    with pytest.raises(InvalidError, match=r"no input `tokens`(.|\n)*declare"):
+        context_of(network)
+    assert context_of(load(SMALL).network) == 4
+
+
+@pytest.mark.parametrize("text", ["", "a", "a:", "a:b", ":"])
+def test_what_is_no_reference_is_refused_in_words(text: str) -> None:
+    with pytest.raises(InvalidError, match="no reference to a tensor"):
+        split_ref(text)
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b'{"nodes": 1}', b'{"a":' * 100_000, b"\xff"])
