@@ -127,6 +127,9 @@ async def _try(address: str, port: int, failures: dict[str, str]) -> Reached | N
         with socket.socket(family, kind, protocol) as connection:
             connection.setblocking(False)
             await loop.sock_connect(connection, where)
+    except socket.gaierror:
+        failures[address] = "it is no address"
+        return None
     except OSError as error:
         failures[address] = explain_failure(
             error.errno or 0, address, usable_interfaces(with_loopback=True), sys.platform

@@ -113,7 +113,7 @@ class Discovery:
         return self._settings.advertise or announced_addresses(self._interfaces, with_loopback=is_loopback)
 
     async def start(self, announcement: Announcement) -> None:
-        """Announce and listen. `announcement.run` is set here. Takes about half a second."""
+        """Announce and listen. `announcement.run` is set here."""
         now_ms = self._clock.monotonic_ms()
         self._own = msgspec.structs.replace(announcement, run=self._run)
         self._neighbours.begin(self._own, now_ms)

@@ -5,6 +5,7 @@ Knows no announcement's meaning and trusts nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,8 @@ _PTR, _TXT, _SRV, _INTERNET = 12, 16, 33, 1  # record types and class, RFC 1035 
 _QUERY: Final = 0
 _IO_TIMEOUT_S: Final = 5.0
 
+_LOG = logging.getLogger(__name__)
+
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
     """What is published: the instance's name without the type, its port, TXT record and addresses."""
@@ -62,6 +65,7 @@ class MulticastService:
         self._zeroconf: AsyncZeroconf | None = None
         self._published: ServiceInfo | None = None
         self._service: Service | None = None
+        self._announcing: asyncio.Future[object] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -85,7 +89,8 @@ class MulticastService:
         self._zeroconf = opened
 
     async def publish(self, service: Service) -> None:
-        """Announce this service, unless it is the one announced last. Raises UnreachableError."""
+        """Announce this service, unless it is the one announced last; it is said three times, the last ones
+        after the return. Raises UnreachableError."""
         if self._zeroconf is None or service == self._service:
             return
         info = ServiceInfo(
@@ -98,6 +103,7 @@ class MulticastService:
             other_ttl=TTL_S,
             parsed_addresses=list(service.addresses),
         )
+        await self._stop_announcing()
         try:
             async with asyncio.timeout(_IO_TIMEOUT_S):
                 if self._published is None:
@@ -105,10 +111,10 @@ class MulticastService:
                     sent = await self._zeroconf.async_register_service(info, cooperating_responders=True)
                 else:
                     sent = await self._zeroconf.async_update_service(info)
-                self._published, self._service = info, service
-                await sent
         except (OSError, TimeoutError, ZeroconfError) as error:
             raise _unusable(error) from error
+        self._announcing = asyncio.ensure_future(sent)
+        self._published, self._service = info, service
 
     async def move(self, targets: Sequence[str]) -> None:
         """Use the interfaces that have these addresses from now on, and announce on the new ones. Raises
@@ -146,6 +152,7 @@ class MulticastService:
 
     async def close(self) -> None:
         """Say goodbye and close the sockets."""
+        await self._stop_announcing()  # else it would go on between the goodbyes
         opened, self._zeroconf = self._zeroconf, None
         self._published = self._service = None
         if opened is None:
@@ -155,6 +162,14 @@ class MulticastService:
                 await opened.async_close()
         except (OSError, TimeoutError, ZeroconfError) as error:
             raise _unusable(error) from error
+
+    async def _stop_announcing(self) -> None:
+        announcing, self._announcing = self._announcing, None
+        if announcing is not None:
+            announcing.cancel()
+            await asyncio.wait([announcing])
+            if not announcing.cancelled() and (error := announcing.exception()) is not None:
+                _LOG.warning("an announcement was not sent whole: %s", error)
 
     def _records_of(self, instances: Sequence[str]) -> list[tuple[str, int]]:
         names = [f"{instance}.{self._type}" for instance in instances]

@@ -129,11 +129,12 @@ class Neighbours:
                 del self._entries[instance]
 
     def to_ask(self, now_ms: float, jitter_ms: float) -> tuple[str, ...]:
-        """Instances that should be asked now whether they are there; they then count as asked. `jitter_ms`
-        keeps machines from asking at once: the answer to the first is heard by all."""
+        """Instances that should be asked now whether they are there, replaced runs too (they may turn out to
+        be second machines); they then count as asked. `jitter_ms` keeps machines from asking at once: the
+        answer to the first is heard by all."""
         due = [
             entry
-            for entry, _ in self._shown(now_ms)
+            for entry in self._entries.values()
             if entry.asked_ms + ASK_AGAIN_MS <= now_ms
             and (
                 entry.asked_ms == float("-inf")
