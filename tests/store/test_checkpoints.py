@@ -6,7 +6,6 @@ import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -245,44 +244,6 @@ def test_manifest_that_describes_other_tensors_is_refused(home: Home) -> None:
         with pytest.raises(StoreError, match=r"safetensors is damaged(.|\n)*norm\.") as caught:
             load_checkpoint(path)
         assert next(iter(changed)) in caught.value.why
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"loss_scale": {}}, "loss_scale"),
-        ({"loss_scale": {"scale": 1.0}}, "loss_scale"),
-        ({"loss_scale": {"scale": 0.0, "finite_steps": 1.0}}, "loss_scale"),
-        ({"loss_scale": {"scale": 1.0, "finite_steps": -1.0}}, "loss_scale"),
-        ({"n_applied": 11}, "11 updates in 10 steps"),
-        ({"n_applied": -1}, "-1 updates"),
-        ({"cursor_position": -5}, "cursor is at -5"),
-    ],
-)
-def test_facts_from_which_nothing_can_go_on_are_refused_and_passed_over(
-    home: Home, changes: dict[str, Any], reason: str
-) -> None:
-    older = write_step(home, 5)
-    path = write_checkpoint(
-        home,
-        msgspec.structs.replace(make_facts(10), **changes),
-        make_state(10),
-        ASSETS,
-        files=never(syncs=False),
-    )
-    for refuse in (verify_checkpoint, load_checkpoint):
-        with pytest.raises(StoreError, match=r"manifest\.json is damaged") as caught:
-            refuse(path)
-        assert reason in caught.value.why
-    found = latest_checkpoint(home)
-    assert (found.path, len(found.passed_over)) == (older, 1)
-    assert reason in list_checkpoints(home)[1].problem
-
-
-def test_parameter_without_its_weight_is_refused(home: Home) -> None:
-    state = {**make_state(10), "norm.gain": {"m": np.zeros(3, np.float32)}}
-    path = write_checkpoint(home, make_facts(10), state, ASSETS, files=never(syncs=False))
-    assert "'norm.gain' lacks its weight" in why_broken(path)
 
 
 def test_newer_format_is_refused_with_advice(home: Home) -> None:

@@ -17,11 +17,13 @@ from dcnr_app.store.memory import MemoryStore
 from dcnr_app.store.sessions import (
     SessionRecord,
     as_seen,
+    committed_step,
     create_session,
     get_session,
     list_sessions,
     network_bytes,
     new_session_id,
+    read_sessions,
     settle_sessions,
     update_session,
 )
@@ -163,3 +165,39 @@ def test_record_of_an_unknown_form_is_said(store: MemoryStore) -> None:
     store.put("sessions", "s-1", b'{"session": 1}')
     with pytest.raises(StoreError, match=r"cannot be read(.|\n)*upgrade"):
         get_session(store, "s-1")
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff", b"[" * 100_000, b"null", b'{"session": "s-2"}'])
+def test_one_unreadable_record_hides_no_other_and_is_named_once(
+    store: MemoryStore, raw: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_session(store, make_record("s-1"), b"")
+    store.put("sessions", "s-2", raw)
+    create_session(store, make_record("s-3"), b"")
+    listing = read_sessions(store)
+    assert [record.session for record in list_sessions(store)] == ["s-1", "s-3"]
+    assert [(entry.key, entry.error.where) for entry in listing.unreadable] == [("s-2", "s-2")]
+    assert listing.unreadable[0].error.why
+    assert listing.unreadable[0].error.fix
+    with caplog.at_level("WARNING"):
+        assert settle_sessions(store) == ("s-1", "s-3")
+    assert len(caplog.records) == 1
+    assert "s-2" in caplog.records[0].getMessage()
+    assert store.get("sessions", "s-2") == raw
+
+
+def test_record_under_another_sessions_key_is_unreadable(store: MemoryStore) -> None:
+    create_session(store, make_record("s-1"), b"")
+    raw = store.get("sessions", "s-1")
+    assert raw is not None
+    for key in ("s-2", "../x", "\x1b[2J"):
+        store.put("sessions", key, raw)
+    assert len(list_sessions(store)) == 1
+    assert [entry.error.where for entry in read_sessions(store).unreadable] == ["s-2", "../x", r"'\x1b[2J'"]
+
+
+def test_committed_step_decodes_no_row(store: MemoryStore) -> None:
+    assert committed_step(store, "s-1") == 0
+    for step in (1, 2, 3):
+        store.append_commit("s-1", step, b"\xff", [], is_skipped=False)
+    assert committed_step(store, "s-1") == 3

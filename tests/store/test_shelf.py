@@ -6,15 +6,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcnr_app.errors import StoreError, UserError
 from dcnr_app.settings import Home
-from dcnr_app.store.checkpoints import checkpoint_folder, why_broken, write_checkpoint
-from dcnr_app.store.manifest import Manifest
+from dcnr_app.store.checkpoints import checkpoint_folder, why_broken
 from dcnr_app.store.shelf import (
     latest_checkpoint,
     list_checkpoints,
@@ -22,16 +20,7 @@ from dcnr_app.store.shelf import (
     resolve_checkpoint,
     rotate,
 )
-from tests.store.checkpointing import (
-    ASSETS,
-    SESSION,
-    Crash,
-    FailingFiles,
-    make_facts,
-    make_state,
-    never,
-    write_step,
-)
+from tests.store.checkpointing import SESSION, Crash, FailingFiles, never, write_step
 
 OTHER = "s-20261130-120000-0001"
 
@@ -108,32 +97,6 @@ def test_latest_is_the_newest_that_verifies_and_says_why_others_were_passed_over
     assert "tensors-00001.safetensors" in found.passed_over[0].why
     assert "sha256" in found.passed_over[0].why
     assert "manifest.json" in found.passed_over[1].why
-
-
-def test_latest_passes_over_what_its_asker_cannot_use(home: Home) -> None:
-    paths = [write_step(home, step) for step in (10, 20, 30)]
-
-    def why_unfit(path: Path, manifest: Manifest) -> str:
-        assert path.name == f"step-{manifest.facts.step:08d}"
-        return "too new" if manifest.facts.step > 10 else ""
-
-    found = latest_checkpoint(home, SESSION, why_unfit)
-    assert found.path == paths[0]
-    assert [(item.id, item.why) for item in found.passed_over] == [
-        (f"{SESSION}.30", "too new"),
-        (f"{SESSION}.20", "too new"),
-    ]
-    assert resolve_checkpoint(home, "latest", why_unfit).path == paths[0]
-    with pytest.raises(StoreError, match=r"none of 3 checkpoints verifies(.|\n)*never"):
-        latest_checkpoint(home, SESSION, lambda *_: "never")
-
-
-def test_checkpoint_of_a_broken_clock_is_not_the_latest_for_ever(home: Home) -> None:
-    facts = msgspec.structs.replace(make_facts(50, OTHER), created_ms=10**18)
-    write_checkpoint(home, facts, make_state(50), ASSETS, files=never(syncs=False))
-    newer = write_step(home, 10)
-    assert latest_checkpoint(home).path == newer
-    assert [entry.problem for entry in list_checkpoints(home)] == ["", ""]
 
 
 def test_latest_of_all_is_of_the_session_written_to_last(home: Home) -> None:

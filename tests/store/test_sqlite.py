@@ -147,37 +147,6 @@ def test_newer_schema_is_refused_and_left_alone(home: Home, writer: SqliteStore)
     assert home.control.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "DELETE FROM schema_version",
-        "UPDATE schema_version SET version = 'abc'",
-        "UPDATE schema_version SET version = -1",
-        "UPDATE schema_version SET version = 0",
-        "UPDATE schema_version SET version = 1.5",
-        "UPDATE schema_version SET version = x'00'",
-        "INSERT INTO schema_version VALUES (1)",
-        "ALTER TABLE schema_version RENAME COLUMN version TO other",
-    ],
-)
-def test_schema_version_that_is_no_number_is_said_and_left_alone(
-    home: Home, writer: SqliteStore, damage: str
-) -> None:
-    writer.close()
-    connection = sqlite3.connect(home.control)
-    connection.execute(damage)
-    connection.commit()
-    connection.close()
-    before = home.control.read_bytes()
-    with pytest.raises(StoreError, match=r"damaged(.|\n)*schema version(.|\n)*move control.sqlite"):
-        SqliteStore.open_writer(home, FixedClock())
-    reader = SqliteStore.open_reader(home)
-    with pytest.raises(StoreError, match=r"damaged(.|\n)*schema version(.|\n)*move control.sqlite"):
-        reader.get("t", "k")
-    reader.close()
-    assert home.control.read_bytes() == before
-
-
 def test_database_is_migrated_in_one_transaction(tmp_path: Path) -> None:
     settings = control_settings()
     kind = type(settings)
