@@ -8,14 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import platformdirs
 
-from dcnr_app.errors import StoreError, UserError
+from dcnr_app.errors import InvalidError, StoreError, UserError
+from dcnr_app.limits import Limits, check_limits
 
 HOME_VARIABLE = "DCNR_HOME"
 PRIVATE_MODE = 0o700
+_MOST_CONFIG_BYTES = 64 * 1024
+_LIMITS_FIX = "correct it, or: dcnr-app limits set --help"
 
 
 class Home(msgspec.Struct, frozen=True):
@@ -57,6 +61,11 @@ class Home(msgspec.Struct, frozen=True):
     def measured(self) -> Path:
         """Folder of what was measured of this machine's devices and links; removed, it is measured anew."""
         return self.root / "measured"
+
+    @property
+    def config(self) -> Path:
+        """The person's configuration: YAML with the section `limits`."""
+        return self.root / "config.yaml"
 
     @property
     def lock(self) -> Path:
@@ -119,6 +128,64 @@ def is_home_named(environ: Mapping[str, str] | None = None) -> bool:
 def environment_of(home: Home) -> dict[str, str]:
     """The whole environment of a `dcnr-app` process that is to work in `home`: this one's otherwise."""
     return {**os.environ, HOME_VARIABLE: str(home.root)}
+
+
+def load_limits(home: Home) -> Limits:
+    """The owner's limits in `config.yaml`; none where there is no such file or section. Raises InvalidError
+    for what cannot be read, StoreError if the file cannot be opened."""
+    section = _read_config(home.config).get("limits", {})
+    try:
+        return check_limits(msgspec.convert(section, Limits))
+    except msgspec.ValidationError as error:
+        raise InvalidError(
+            "the owner's limits cannot be read", where=str(home.config), why=str(error), fix=_LIMITS_FIX
+        ) from error
+    except UserError as error:
+        raise InvalidError(error.what, where=str(home.config), why=error.why, fix=_LIMITS_FIX) from error
+
+
+def save_limits(home: Home, limits: Limits) -> None:
+    """Write the limits into `config.yaml`, its other sections kept (comments are not). Raises InvalidError if
+    the file there is none of ours, StoreError if it cannot be written."""
+    import yaml
+
+    config = {**_read_config(home.config), "limits": msgspec.to_builtins(limits)}
+    part = home.config.with_name(f"{home.config.name}.part")
+    try:
+        home.root.mkdir(mode=PRIVATE_MODE, parents=True, exist_ok=True)
+        part.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        part.replace(home.config)
+    except OSError as error:
+        raise StoreError(
+            "the limits cannot be written", where=str(home.config), why=error.strerror or str(error)
+        ) from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise StoreError(
+            "the configuration cannot be read", where=str(path), why=error.strerror or str(error)
+        ) from error
+    try:
+        if len(raw) > _MOST_CONFIG_BYTES:
+            raise ValueError(f"it has {len(raw)} bytes, at most {_MOST_CONFIG_BYTES}")
+        found = yaml.safe_load(raw.decode("utf-8"))
+        if found is not None and not isinstance(found, dict):
+            raise ValueError("it should hold sections such as `limits:`")
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise InvalidError(
+            "the configuration cannot be read",
+            where=str(path),
+            why=str(error) or type(error).__name__,
+            fix="correct it, or move it away",
+        ) from error
+    return found or {}
 
 
 def asset_path(name: str) -> Path:

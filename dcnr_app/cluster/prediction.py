@@ -88,7 +88,7 @@ def prediction_of(tables: CostTables, found: Estimate) -> Prediction:
         PNodeShare(
             pnode=devices[place].pnode,
             n_vnodes=n_vnodes[place],
-            compute_ms=found.timeline.busy[place] + found.update_ms,
+            compute_ms=found.timeline.busy[place],
             memory_bytes=found.needs_bytes[place],
             free_memory_bytes=devices[place].free_memory_bytes,
         )
