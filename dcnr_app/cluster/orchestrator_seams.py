@@ -79,6 +79,10 @@ class Roster(Protocol):
         """A PNode can be used: a new one, or a new process of a known one."""
         ...
 
+    def drain(self, pnode: PNodeId) -> None:
+        """A PNode is to leave: its VNodes move first, then the crew hears of it."""
+        ...
+
 
 class Crew(Protocol):
     """Who looks after a session's PNodes."""

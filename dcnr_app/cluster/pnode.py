@@ -87,7 +87,7 @@ class PNodeDriver:
         self._state = WorkerState(pnode)
         self._expected: Expectations | None = None
         self._arrivals: asyncio.Queue[_Arrival | Lost | Slept] = asyncio.Queue()
-        self._queue: asyncio.Queue[ComputeEffect | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[ComputeEffect | Leave | None] = asyncio.Queue()
         self._outbox: Outbox | None = None
         self._ended = asyncio.Event()
         self._started = asyncio.Event()
@@ -204,6 +204,7 @@ class PNodeDriver:
             case Leave(reason):
                 logger.info("leave pnode=%s reason=%s", self._pnode, reason)
                 self._expected = None
+                self._queue.put_nowait(effect)
                 if not self._stays:
                     self._ended.set()
             case _:
@@ -221,6 +222,9 @@ class PNodeDriver:
             effect = await self._queue.get()
             if effect is None:
                 return
+            if isinstance(effect, Leave):
+                await loop.run_in_executor(thread, self._compute.leave)
+                continue
             outcome = await loop.run_in_executor(thread, self._execute, effect)
             if isinstance(outcome, Measured):
                 outcome = msgspec.structs.replace(outcome, **self._transport.totals()._asdict())

@@ -16,8 +16,8 @@ Presence = Literal["live", "suspect", "offline"]
 
 
 class PNodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One PNode of the cluster. `memory_bytes` is its process's; `state`: starting, idle, training, failed, or
-    empty where its agent says nothing."""
+    """One PNode of the cluster. `memory_bytes` is its process's; `state`: starting, idle, training, failed,
+    or empty where its agent says nothing."""
 
     pnode: str
     machine: str
@@ -88,8 +88,8 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoiningView(msgspec.Struct, frozen=True, kw_only=True):
-    """How far this machine's own joining is: "none", "reaching", "comparing" (show the digits, ask whether they
-    are the same), "waiting" (for the orchestrator's user), "joined" or "failed" (then `error`)."""
+    """How far this machine's own joining is: "none", "reaching", "comparing" (show the digits, ask whether
+    they are the same), "waiting" (for the orchestrator's user), "joined" or "failed" (then `error`)."""
 
     step: str = "none"
     digits: str = ""
@@ -186,8 +186,8 @@ class LocalApi(Protocol):
         ...
 
     async def join(self, target: str, code: str) -> JoiningView:
-        """Begin to join: `target` is a cluster's or machine's name or id as heard, `host[:port]`, or an invite
-        link; with `code` without comparing digits. Returns at once."""
+        """Begin to join: `target` is a cluster's or machine's name or id as heard, `host[:port]`, or an
+        invite link; with `code` without comparing digits. Returns at once."""
         ...
 
     async def joining(self) -> JoiningView:
@@ -243,5 +243,5 @@ class LocalApi(Protocol):
         ...
 
     async def shut_down(self) -> None:
-        """End the agent; a running session stops with a checkpoint and goes on when the agent starts again."""
+        """End the agent; a running session ends with it and goes on when the agent starts again."""
         ...

@@ -1,0 +1,199 @@
+"""The hidden command that runs a session for an agent: it reads its bootstrap from stdin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Any
+
+import click
+import msgspec
+
+from dcnr_app import sessions
+from dcnr_app.app import App
+from dcnr_app.cluster.decision import Decision
+from dcnr_app.cluster.identity import Credentials
+from dcnr_app.cluster.messages import GradientsReady
+from dcnr_app.cluster.plan import Plan
+from dcnr_app.cluster.remote_crew import RemoteCrew
+from dcnr_app.cluster.runner_lines import (
+    DrainPNode,
+    PNodeGone,
+    PNodeJoined,
+    RunnerBootstrap,
+    RunnerCommand,
+    RunnerEvent,
+    SessionBegun,
+    SessionEnded,
+    SessionNoted,
+    SessionPlanned,
+    SessionStepped,
+    StopSession,
+)
+from dcnr_app.cluster.staff import Staff
+from dcnr_app.errors import DcnrError, InvalidError, PeerError
+from dcnr_app.ids import PNodeId
+from dcnr_app.nodes.graph.network import Network
+from dcnr_app.nodes.graph.training_form import resolve_training
+from dcnr_app.store.lock import HomeLock
+from dcnr_app.store.sessions import SessionRecord, get_session
+from dcnr_app.store.store import Store
+
+_SWITCH_INTERVAL_S = 0.0002
+
+
+@click.command("session-process", hidden=True)
+def command() -> None:
+    """Run one session. Started by an agent, never by hand."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return
+    try:
+        bootstrap = msgspec.json.decode(line, type=RunnerBootstrap)
+    except msgspec.MsgspecError as error:
+        raise PeerError("this command is started by an agent, not by hand", why=str(error)) from error
+    SessionProcess(bootstrap, App()).run()
+
+
+def emit(event: RunnerEvent) -> None:
+    """One line on stdout, whole, from any thread."""
+    os.write(sys.stdout.fileno(), msgspec.json.encode(event) + b"\n")
+
+
+class SessionProcess:
+    """The session's Watcher, and what joins its crew to the agent's lines."""
+
+    def __init__(self, bootstrap: RunnerBootstrap, app: App) -> None:
+        self._bootstrap = bootstrap
+        self._app = app
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._crew: RemoteCrew | None = None
+        self._stop: Callable[[], None] = lambda: None
+        self._early: list[RunnerCommand] = []
+        self._taking = threading.Lock()
+
+    def run(self) -> None:
+        """Run the session to its end; what goes wrong is told as its end."""
+        threading.Thread(target=self._listen, name="agent-pipe", daemon=True).start()
+        session, status, error, code = "", "failed", "", 0
+        try:
+            with (
+                HomeLock(self._app.home, "running a session for the agent"),
+                closing(self._app.writer()) as store,
+            ):
+                shop = self._app.workshop_of(self._staff())
+                record = self._record(shop, store)
+                session = record.session
+                emit(SessionBegun(session, record.network_name, int(record.settings["steps"])))
+                status = self._train(shop, store, record)["status"]
+        except DcnrError as failure:
+            error, code = str(failure), failure.exit_code
+        emit(SessionEnded(session, status, error, code))
+
+    def _staff(self) -> Staff:
+        pnodes = tuple(sorted(member.pnode for member in self._bootstrap.members))
+        if not pnodes:
+            raise InvalidError("the cluster has no PNode to train on", fix="dcnr-app pnode ls")
+        return Staff(pnodes=pnodes, make=self._make_crew, recovers=True)
+
+    def _make_crew(self, tasks: asyncio.TaskGroup) -> RemoteCrew:
+        del tasks
+        given = self._bootstrap
+        credentials = Credentials(
+            cert_pem=given.certificate_pem.encode(),
+            key_pem=given.key_pem.encode(),
+            ca_pem=given.authority_pem.encode(),
+        )
+        crew = RemoteCrew(credentials, given.cluster, given.hosts, given.members, emit)
+        with self._taking:
+            self._loop, self._crew = asyncio.get_running_loop(), crew
+            for early in self._early:
+                self._loop.call_soon(self._carry_out, early)
+        return crew
+
+    def _record(self, shop: sessions.Workshop, store: Store) -> SessionRecord:
+        request = self._bootstrap.request
+        if request.session:
+            return get_session(store, request.session)
+        loaded = self._app.network(request.network)
+        settings = resolve_training(loaded.training, **request.settings)
+        dataset, tokenizer = self._app.dataset(request.dataset)
+        return sessions.create(shop, store, loaded, settings, sessions.Text(dataset, tokenizer))
+
+    def _train(self, shop: sessions.Workshop, store: Store, record: SessionRecord) -> dict[str, Any]:
+        dataset, tokenizer = self._app.dataset_of(record)
+        found = sessions.find_start(shop, store, record)
+        for item in found.passed_over:
+            emit(SessionNoted(f"checkpoint {item.id} is passed over: {item.why}"))
+        text = sessions.Text(dataset, tokenizer)
+        return sessions.run(shop, store, record, text, found, self, self._bootstrap.request.prompt)
+
+    # ---- the agent's lines
+
+    def _listen(self) -> None:
+        for line in iter(sys.stdin.buffer.readline, b""):
+            command = msgspec.json.decode(line, type=RunnerCommand)
+            with self._taking:
+                if self._loop is None:
+                    self._early.append(command)
+                else:
+                    self._loop.call_soon_threadsafe(self._carry_out, command)
+        os._exit(3)  # the agent is gone; what is durable is enough to go on
+
+    def _carry_out(self, command: RunnerCommand) -> None:
+        if self._crew is None:
+            return
+        match command:
+            case PNodeJoined(member):
+                self._crew.joined(member)
+            case PNodeGone(pnode, reason):
+                self._crew.gone(pnode, reason)
+            case DrainPNode(pnode):
+                self._crew.drain(pnode)
+            case StopSession():
+                self._stop()
+
+    # ---- the run's Watcher
+
+    def planned(self, network: Network, plan: Plan) -> None:
+        """The first plan."""
+        emit(SessionPlanned(plan.generation, 0, plan.assignment))
+
+    def replanned(self, network: Network, plan: Plan, step: int) -> None:
+        """A new plan is taken up."""
+        emit(SessionPlanned(plan.generation, step, plan.assignment))
+
+    def ready(self, pnode: PNodeId, pid: int) -> None:
+        """A PNode took up the plan."""
+        emit(SessionNoted(f"{pnode} is ready (process {pid})"))
+
+    def stepped(
+        self, decision: Decision, reports: Mapping[PNodeId, GradientsReady], *, is_replay: bool
+    ) -> None:
+        """A step was committed."""
+        emit(SessionStepped(decision.step, decision.loss, is_replay))
+
+    def validated(self, step: int, loss: float) -> None:
+        """A validation loss is known."""
+        emit(SessionNoted(f"step {step}: validation loss {loss:.4f}"))
+
+    def recovering(self, reason: str) -> None:
+        """A PNode was lost, or the plan changes."""
+        emit(SessionNoted(f"{reason}; going on by itself"))
+
+    def sampling(self) -> None:
+        """A sample is being written."""
+        emit(SessionNoted("writing a sample"))
+
+    def no_sample(self, why: str) -> None:
+        """The sample could not be written; the training stands."""
+        emit(SessionNoted(f"no sample: {why}"))
+
+    def stoppable(self, stop: Callable[[], None]) -> None:
+        """From now on `stop` ends the run with a checkpoint."""
+        self._stop = stop
