@@ -16,7 +16,7 @@ from dcnr_app.clock import Clock
 from dcnr_app.cluster import keeping
 from dcnr_app.cluster.feeds import SessionFeed, check_inputs
 from dcnr_app.cluster.generation import Sampling
-from dcnr_app.cluster.journal import CheckpointWriter, SessionJournal, append_generation, read_decisions
+from dcnr_app.cluster.journal import CheckpointWriter, SessionJournal, append_generation
 from dcnr_app.cluster.keeping import Found
 from dcnr_app.cluster.result import Scores, session_result
 from dcnr_app.cluster.session import (
@@ -37,6 +37,7 @@ from dcnr_app.data.source import NoBatches
 from dcnr_app.data.tokenizer import TOKENIZER_FILE, Tokenizer, tokenizer_from_file
 from dcnr_app.engine.backend import Backend
 from dcnr_app.errors import DcnrError, InvalidError, StoreError
+from dcnr_app.fitness import fitness
 from dcnr_app.ids import SessionId
 from dcnr_app.nodes.graph.analysis import network_parameters
 from dcnr_app.nodes.graph.load import LoadedNetwork
@@ -45,11 +46,12 @@ from dcnr_app.nodes.graph.training import TrainingSettings, settings_form
 from dcnr_app.nodes.registry import Registry
 from dcnr_app.settings import Home
 from dcnr_app.store import manifest as checkpoint_manifest
-from dcnr_app.store.checkpoints import load_checkpoint
+from dcnr_app.store.checkpoints import load_checkpoint, needed_bytes
 from dcnr_app.store.files import SYSTEM_FILES, Files, check_free_bytes
 from dcnr_app.store.sessions import (
     SessionRecord,
     Status,
+    committed_step,
     create_session,
     network_bytes,
     new_session_id,
@@ -105,8 +107,8 @@ def create(
     plan_for(SessionJob(session=session, generation=1, network=network, settings=settings), shop.staff.pnodes)
     BatchCursor(text.dataset, _cursor_settings(settings, loaded.context))
     n_floats = sum(math.prod(p.spec.shape) for p in network_parameters(network).values())
-    need_bytes = n_floats * _BYTES_PER_FLOAT * _SLOTS * (settings.keep_last + 1)
-    check_free_bytes(shop.home.sessions, need_bytes, shop.files)
+    state_bytes = n_floats * _BYTES_PER_FLOAT * _SLOTS
+    check_free_bytes(shop.home.sessions, needed_bytes(state_bytes, kept=settings.keep_last), shop.files)
     record = SessionRecord(
         session=session,
         created_ms=now_ms,
@@ -127,7 +129,7 @@ def create(
 
 def find_start(shop: Workshop, store: Store, record: SessionRecord) -> Found:
     """Where a session goes on. Raises StoreError if it has checkpoints but none verifies."""
-    return keeping.find_start(shop.home, store, record)
+    return keeping.find_start(shop.home, store, record, fitness(shop.registry))
 
 
 def run(
@@ -210,7 +212,7 @@ def _journal(shop: Workshop, store: Store, record: SessionRecord, tokenizer: Tok
 
 
 def _conclude(store: Store, record: SessionRecord, status: Status) -> None:
-    _mark(store, record.session, status=status, step=max(read_decisions(store, record.session), default=0))
+    _mark(store, record.session, status=status, step=committed_step(store, record.session))
 
 
 def _checkpoint_writer(

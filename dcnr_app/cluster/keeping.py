@@ -17,7 +17,7 @@ from dcnr_app.store.checkpoints import load_checkpoint, write_checkpoint
 from dcnr_app.store.files import Files
 from dcnr_app.store.manifest import CheckpointFacts
 from dcnr_app.store.sessions import SessionRecord, get_session
-from dcnr_app.store.shelf import PassedOver, latest_checkpoint, list_checkpoints, rotate
+from dcnr_app.store.shelf import PassedOver, WhyUnfit, latest_checkpoint, list_checkpoints, rotate
 from dcnr_app.store.store import Store
 
 
@@ -28,15 +28,15 @@ class Found(msgspec.Struct, frozen=True):
     passed_over: tuple[PassedOver, ...] = ()
 
 
-def find_start(home: Home, store: Store, record: SessionRecord) -> Found:
-    """The newest checkpoint that verifies, or the seed if none was written yet, and the decisions made after
-    it. Raises StoreError with all reasons if there are checkpoints but none verifies."""
+def find_start(home: Home, store: Store, record: SessionRecord, why_unfit: WhyUnfit) -> Found:
+    """The newest checkpoint that verifies and fits, or the seed if none was written yet, and the decisions
+    made after it. Raises StoreError with all reasons if there are checkpoints but none does."""
     decisions = read_decisions(store, record.session)
     validated = frozenset(read_validations(store, record.session))
     device_class = get_session(store, record.session).device_class
     if not list_checkpoints(home, record.session):
         return Found(StartPoint(recorded=decisions, validated=validated, device_class=device_class))
-    found = latest_checkpoint(home, record.session)
+    found = latest_checkpoint(home, record.session, why_unfit)
     checkpoint = load_checkpoint(found.path)
     facts = checkpoint.manifest.facts
     start = StartPoint(

@@ -34,7 +34,8 @@ def session_result(
     prepare_s: float,
     checkpoint: str,
 ) -> dict[str, Any]:
-    """The JSON object of one run; `losses` are all committed steps', those of earlier runs included."""
+    """The JSON object of one run; `losses` are all committed steps', those of earlier runs included;
+    null for a skipped one."""
     decisions = read_decisions(store, session)
     validations = read_validations(store, session)
     last = validations[max(validations)] if validations else None
@@ -43,12 +44,13 @@ def session_result(
         "network": network,
         "dataset": dataset,
         "vocab": vocab,
-        "losses": [decisions[step].loss for step in sorted(decisions)],
+        "losses": [None if decisions[step].skip else decisions[step].loss for step in sorted(decisions)],
         "validation": [[step, validations[step]] for step in sorted(validations)],
         "validation_bits_per_byte": None if last is None else last * scores.bits_per_byte_factor,
         "baselines": {"uniform": scores.uniform, "unigram": scores.unigram, "bigram": scores.bigram},
         "max_in_flight": outcome.max_in_flight,
         "pnodes": [msgspec.to_builtins(facts) for facts in outcome.pnodes],
+        "recoveries": [msgspec.to_builtins(facts) for facts in outcome.recoveries],
         "prepare_s": prepare_s,
         "train_s": outcome.train_s,
         "tokens_per_s": outcome.committed_tokens / outcome.train_s if outcome.train_s else 0.0,

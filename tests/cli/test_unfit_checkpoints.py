@@ -96,3 +96,11 @@ def test_ls_shows_a_moment_that_no_calendar_has_as_unknown(on_copy: Callable[[],
     rewrite(cli, _is_whole, created_ms=10**18)
     assert "unknown" in cli("checkpoint", "ls").out
     assert [entry["problem"] for entry in cli("checkpoint", "ls", "--json").json] == ["", "", ""]
+
+
+def test_resume_passes_over_a_checkpoint_that_lacks_a_parameter(on_copy: Callable[[], Cli]) -> None:
+    cli = on_copy()
+    name = rewrite(cli, _lacks_a_parameter)
+    found = cli("session", "resume", "latest", "--workers", "0", "--json").json
+    assert (found["resumed_from_step"], len(found["losses"])) == (2, 3)
+    assert [item["checkpoint"] for item in found["passed_over"]] == [name]
