@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 import msgspec
+import psutil
 
 from dcnr_app.errors import DeadlineError, PeerError
 from dcnr_app.ids import PNodeId
@@ -31,6 +32,8 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     stays: bool = False
     """Whether it waits for the next session when one ends, instead of ending too."""
+    host: str = "127.0.0.1"
+    """What it listens on."""
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -69,9 +72,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End it at once."""
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+        strike(self._process)
 
     async def close(self) -> None:
         """Hang up and wait; kill the child if it does not end in time."""
@@ -130,10 +131,30 @@ async def _introduce(process: asyncio.subprocess.Process, bootstrap: Bootstrap) 
         ) from error
 
 
+def strike(process: asyncio.subprocess.Process) -> None:
+    """SIGKILL, unless it is known to have ended.
+
+    Not asyncio's own `kill`: that one polls first, and may so take the exit status of a process that has just
+    ended away from the loop's watcher, which then reports 255 and complains on stderr.
+    """
+    if process.returncode is None:
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(process.pid).kill()
+
+
 async def _kill(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
+    """Kill it and wait for its end, however often this is cancelled: it ends at once, and a group of
+    starts that fails cancels each of them twice."""
+    strike(process)
+    ending = asyncio.ensure_future(process.wait())
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.wait({ending})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 def _ending(code: int | None) -> str:

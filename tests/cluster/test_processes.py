@@ -61,15 +61,29 @@ def test_a_started_worker_listens_and_ends_when_it_is_closed() -> None:
 def test_a_killed_worker_is_told_apart_from_one_that_ended() -> None:
     async def test() -> None:
         worker = await start_worker(bootstrap(), child_environment())
-        ends: list[tuple[str, str]] = []
-        watching = asyncio.ensure_future(worker.watch(lambda pnode, how: ends.append((pnode, how))))
         psutil.Process(worker.pid).kill()
-        await watching
-        assert ends == [("worker-1", f"its process {worker.pid} was killed by signal 9 (Killed)")]
+        await worker.ended()
+        assert worker.how_it_ended() == f"its process {worker.pid} was killed by signal 9 (Killed)"
         assert worker.was_killed
         await worker.close()
 
     run(test)
+
+
+def test_killing_a_worker_that_is_just_dying_does_not_hide_how_it_ended(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def test() -> None:
+        for _ in range(4):  # the fault that this keeps away came every other time
+            worker = await start_worker(bootstrap(), child_environment())
+            psutil.Process(worker.pid).kill()
+            while psutil.pid_exists(worker.pid):
+                worker.kill()
+            await worker.ended()
+            assert worker.how_it_ended() == f"its process {worker.pid} was killed by signal 9 (Killed)"
+
+    run(test)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_cancelled_start_leaves_no_process() -> None:
