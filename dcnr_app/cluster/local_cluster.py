@@ -21,7 +21,7 @@ from dcnr_app.cluster.pnode import PNodeDriver, role_of
 from dcnr_app.cluster.processes import Bootstrap
 from dcnr_app.cluster.transport import Member, PeerTransport, Receiver
 from dcnr_app.engine.backend import Backend
-from dcnr_app.errors import DeadlineError, InvariantError, PeerError
+from dcnr_app.errors import DeadlineError, InvariantError, PeerError, UnreachableError
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 from dcnr_app.nodes.registry import Registry
 
@@ -66,6 +66,7 @@ class LocalCluster:
         self._tasks = tasks
         self._workers: dict[PNodeId, LocalWorker] = {}
         self._tending: list[asyncio.Task[None]] = []
+        self._given_up: set[PNodeId] = set()
         self._addresses: dict[PNodeId, Address] = {}
         self._local: tuple[PNodeDriver, asyncio.Task[None], PeerTransport, Compute] | None = None
         self._transport: PeerTransport | None = None
@@ -146,7 +147,9 @@ class LocalCluster:
         self.transport.set_members(_members(list(self._addresses.values())))
 
     async def _tend(self, worker: LocalWorker, roster: Roster) -> None:
-        """Tell when the process ends; then start it again, more and more slowly if it does not stay."""
+        """Tell when the process ends; then start it again, more and more slowly if it does not stay.
+
+        Raises UnreachableError when the last worker is given up: nobody would ever come to go on."""
         delays = RestartDelays()
         while True:
             started_ms = self._clock.monotonic_ms()
@@ -154,7 +157,7 @@ class LocalCluster:
             while self._settings.restarts:
                 delay_s = delays.after(self._clock.monotonic_ms() - started_ms)
                 if delay_s is None:
-                    _LOG.error("worker_given_up pnode=%s", worker.pnode)
+                    self._give_up(worker)
                     return
                 await asyncio.sleep(delay_s)
                 try:
@@ -167,6 +170,17 @@ class LocalCluster:
                 break
             else:
                 return
+
+    def _give_up(self, worker: LocalWorker) -> None:
+        _LOG.error("worker_given_up pnode=%s", worker.pnode)
+        self._given_up.add(worker.pnode)
+        if len(self._given_up) == len(self._workers):
+            raise UnreachableError(
+                f"lost PNode {worker.pnode}: {worker.how_it_ended()}",
+                where=worker.pnode,
+                why="it was started again and again and never stayed, and no other PNode is left",
+                fix="dcnr-app session resume latest",
+            )
 
     def evict(self, pnode: PNodeId, reason: str) -> None:
         """End the process of a PNode that was given up; `_tend` starts a new one."""

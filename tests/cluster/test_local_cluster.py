@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from dcnr_app.clock import SystemClock
-from dcnr_app.cluster import processes
+from dcnr_app.cluster import local_worker, processes
 from dcnr_app.cluster.local_cluster import ClusterSettings, LocalCluster, worker_ids
 from dcnr_app.cluster.local_worker import RestartDelays
 from dcnr_app.cluster.messages import Address
 from dcnr_app.engine.reference import ReferenceBackend
-from dcnr_app.errors import PeerError, first_error
+from dcnr_app.errors import PeerError, UnreachableError, first_error
 from dcnr_app.ids import PNodeId
 from dcnr_app.nodes.registry import load_registry
 from dcnr_app.settings import child_environment
@@ -35,6 +35,9 @@ class Told:
 
     def joined(self, member: Address) -> None:
         self.joins.put_nowait(member)
+
+    def drain(self, pnode: PNodeId) -> None:
+        raise AssertionError(f"{pnode} never leaves here")
 
 
 def cluster(
@@ -191,6 +194,36 @@ def test_a_killed_worker_is_started_again_with_another_certificate() -> None:
             assert [pnode for pnode, _ in told.exits] == ["worker-2"]
             assert len(children() - before) == 2
             await made.close()
+        assert children() == before
+
+    run(test)
+
+
+@pytest.mark.e2e
+def test_the_last_worker_that_never_stays_ends_the_run_instead_of_leaving_it_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local_worker, "_LONGEST_DELAY_S", 0.01)
+
+    async def test() -> None:
+        told = Told()
+        before = children()
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.TaskGroup() as tasks:
+                made = cluster(tasks, 1, restarts=True)
+                await made.start(Box(), told)
+                try:
+                    while True:
+                        made.evict(PNodeId("worker-1"), "a test")
+                        async with asyncio.timeout(20):
+                            await told.joins.get()
+                finally:
+                    await made.close()
+        error = first_error(caught.value)
+        assert isinstance(error, UnreachableError)
+        assert "lost PNode worker-1: its process" in error.what
+        assert "never stayed" in error.why
+        assert len(told.exits) == 9
         assert children() == before
 
     run(test)
