@@ -61,8 +61,7 @@ class SessionChild:
     def kill(self) -> None:
         """End it at once; its workers end with it."""
         if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            strike(family(self.pid)[:1], "kill")
 
     async def close(self) -> None:
         """Close its pipe, at which it ends at once, and wait; kill it, and what it has started, if not."""

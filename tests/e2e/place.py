@@ -124,11 +124,21 @@ class Place:
         self.data = data
         self.network = root / "tiny.yaml"
         self.network.write_text(network_text())
+        self.startup = root / "startup"
+
+    def at_startup(self, code: str) -> Path:
+        """From now on every Python process of a command here runs this code first; returns its folder."""
+        self.startup.mkdir()
+        (self.startup / "sitecustomize.py").write_text(code)
+        return self.startup
 
     @property
     def environment(self) -> dict[str, str]:
         """Of every command here."""
-        return {**os.environ, "DCNR_HOME": str(self.home.root), "PYTHONUNBUFFERED": "1"}
+        path = os.pathsep.join([str(self.startup), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return {
+            **os.environ, "DCNR_HOME": str(self.home.root), "PYTHONUNBUFFERED": "1", "PYTHONPATH": path
+        }  # fmt: skip
 
     def demo(self, *, workers: int, steps: int = 30, network: str = "") -> list[str]:
         """Arguments of a demo with seed 1."""
@@ -137,11 +147,11 @@ class Place:
             *("--workers", str(workers), "--steps", str(steps), "--seed", "1"),
         ]
 
-    def run(self, *arguments: str) -> Ended:
+    def run(self, *arguments: str, limit_s: float = LIMIT_S) -> Ended:
         """A command from start to end."""
         done = subprocess.run(
             [sys.executable, "-m", "dcnr_app", *arguments],
-            env=self.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+            env=self.environment, capture_output=True, text=True, timeout=limit_s, check=False,
         )  # fmt: skip
         return Ended(done.returncode, done.stdout, done.stderr)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.conftest import LONG
-from tests.e2e.place import Ended, Place, Running
+from tests.e2e.place import Place
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 
@@ -76,32 +76,6 @@ def test_a_session_killed_twice_and_before_its_first_checkpoint_is_resumed_too(
         run.kill_all()
         run.process.wait()
     check_joined(place, resumed(place, "--workers", "0"), undisturbed)
-
-
-def one_killed(run: Running) -> tuple[int, Ended]:
-    """Kill one of two workers, wait for the end; returns its pid."""
-    run.until_step(EVERY + 2)
-    victim = run.workers()[0]
-    victim.kill()
-    ended = run.ended()
-    run.no_worker_within(2.0)
-    return victim.pid, ended
-
-
-def test_one_killed_worker_ends_the_session_naming_it_and_the_session_can_be_resumed(
-    place: Place, undisturbed: dict[str, Any]
-) -> None:
-    with place.running(*place.demo(workers=2, steps=LONG)) as run:
-        pid, ended = one_killed(run)
-    assert ended.code == 3
-    (listed,) = place.sessions()
-    error = ended.stderr[ended.stderr.index("error: ") :]
-    assert f"its process {pid} was killed" in error
-    assert "lost PNode worker-" in error
-    assert f"dcnr-app session resume {listed['session']}" in error
-    assert "Traceback" not in ended.stderr
-    assert listed["status"] == "failed"
-    check_joined(place, resumed(place), undisturbed)
 
 
 def test_workers_are_gone_two_seconds_after_their_orchestrator_is_killed(place: Place) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -20,10 +20,13 @@ from dcnr_app.cluster.greeting import hello
 from dcnr_app.cluster.grpc_options import SERVICE, client_options
 from dcnr_app.cluster.grpc_transport import GrpcTransport
 from dcnr_app.cluster.identity import ClusterAuthority, Credentials, fingerprint
-from dcnr_app.cluster.messages import Address, Hello, Hop
+from dcnr_app.cluster.messages import Address, AnyMessage, Hello, Hop, TensorHeader
+from dcnr_app.cluster.orchestrator_seams import Roster
 from dcnr_app.cluster.pnode import role_of
 from dcnr_app.cluster.processes import Bootstrap, WorkerProcess, start_worker
-from dcnr_app.cluster.transport import Member
+from dcnr_app.cluster.sleeping import LEASE_MS
+from dcnr_app.cluster.transport import HostArray, Member, Receiver
+from dcnr_app.errors import UnreachableError
 from dcnr_app.ids import ORCHESTRATOR, PNodeId, SessionId
 from dcnr_app.settings import child_environment
 from tests.cluster.local_run import SETTINGS, LocalRun, MemoryJournal
@@ -64,10 +67,25 @@ class Shop:
         self.transport = GrpcTransport(ORCHESTRATOR, own, CLUSTER)
         self.addresses = [Address(ORCHESTRATOR, "", fingerprint(own.cert_pem))]
         self.processes: list[WorkerProcess] = []
+        self.heard: list[tuple[PNodeId, AnyMessage]] = []
+
+    # ---- the transport's Receiver: the orchestrator, and who spoke
+
+    def check(self, sender: PNodeId, message: AnyMessage, headers: Sequence[TensorHeader]) -> str:
+        return self.run.orchestrator.check(sender, message, headers)
+
+    def deliver(self, sender: PNodeId, message: AnyMessage, tensors: Mapping[str, HostArray]) -> None:
+        self.heard.append((sender, message))
+        self.run.orchestrator.deliver(sender, message, tensors)
+
+    def lost(self, peer: PNodeId, reason: str) -> None:
+        self.run.orchestrator.lost(peer, reason)
+
+    # ---- running
 
     async def open(self) -> None:
         """Start everything; the intruder is a member that has no part in the plan."""
-        address = await self.transport.start(self.run.orchestrator)
+        address = await self.transport.start(self)
         own = self.addresses.pop().fingerprint
         self.addresses.append(Address(ORCHESTRATOR, address, own))
         for pnode in self.run.plan.pnodes:
@@ -87,7 +105,24 @@ class Shop:
         async def nothing(trained: Trained) -> None:
             del trained
 
-        return await self.run.orchestrator.run(self.transport, self.addresses, nothing)
+        return await self.run.orchestrator.run(self, self.addresses, nothing)
+
+    # ---- the orchestrator's Crew, which here looks after nothing
+
+    async def start(self, receiver: Receiver, roster: Roster) -> tuple[Address, ...]:
+        raise NotImplementedError("`open` starts everything")
+
+    def evict(self, pnode: PNodeId, reason: str) -> None:
+        del pnode, reason
+
+    def drained(self, pnode: PNodeId) -> None:
+        del pnode
+
+    async def how_lost(self, within_s: float) -> tuple[PNodeId, str] | None:
+        del within_s
+        return None
+
+    # ---- how far it is
 
     async def until_gate(self) -> None:
         """Wait for step 2: the next one waits at the gate."""
@@ -238,3 +273,28 @@ def test_workers_whose_pipe_closes_end_within_two_seconds_and_say_nothing(
 
     run(test)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_worker_that_was_given_up_while_it_stood_still_says_nothing_more_when_it_goes_on() -> None:
+    async def test() -> None:
+        shop = Shop()
+        await shop.open()
+        try:
+            session = asyncio.ensure_future(shop.train())
+            await shop.until_gate()
+            sleeper = shop.processes[0]
+            psutil.Process(sleeper.pid).suspend()
+            shop.journal.gate.set()
+            with pytest.raises(UnreachableError, match=sleeper.pnode):
+                await session
+            shop.heard.clear()
+            # The lease is over by then at the latest, by its clocks too.
+            await asyncio.sleep(LEASE_MS / 1000.0)
+            psutil.Process(sleeper.pid).resume()
+            async with asyncio.timeout(5):
+                await sleeper.ended()
+            assert [message for sender, message in shop.heard if sender == sleeper.pnode] == []
+        finally:
+            await shop.close()
+
+    run(test)
