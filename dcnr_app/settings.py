@@ -17,6 +17,7 @@ from dcnr_app.errors import InvalidError, StoreError, UserError
 from dcnr_app.limits import Limits, check_limits
 
 HOME_VARIABLE = "DCNR_HOME"
+FAILPOINT_VARIABLE = "DCNR_FAILPOINT"
 PRIVATE_MODE = 0o700
 _MOST_CONFIG_BYTES = 64 * 1024
 _LIMITS_FIX = "correct it, or: dcnr-app limits set --help"
@@ -123,6 +124,12 @@ def find_home(environ: Mapping[str, str] | None = None) -> Home:
 def is_home_named(environ: Mapping[str, str] | None = None) -> bool:
     """Whether DCNR_HOME names a home. `environ` defaults to the process's."""
     return bool((os.environ if environ is None else environ).get(HOME_VARIABLE, ""))
+
+
+def failpoint_text(environ: Mapping[str, str] | None = None) -> str:
+    """What DCNR_FAILPOINT says, for `dcnr_app.failpoints.parse`; empty if nothing is armed. `environ`
+    defaults to the process's."""
+    return (os.environ if environ is None else environ).get(FAILPOINT_VARIABLE, "")
 
 
 def environment_of(home: Home) -> dict[str, str]:
