@@ -10,7 +10,7 @@ import psutil
 
 from dcnr_app.chaos.child import family, strike
 from dcnr_app.chaos.disturbance import HANG_S, Stage
-from dcnr_app.chaos.faults import FORGIVEN, Kind, fault_order, fault_times_s
+from dcnr_app.chaos.faults import FORGIVEN, Kind
 from dcnr_app.chaos.lines import SessionOrder
 from dcnr_app.chaos.record import Fault, RunRecord
 from dcnr_app.clock import Clock
@@ -31,8 +31,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     order: SessionOrder
     environment: Mapping[str, str]
     duration_s: float
-    every_s: float
-    kinds: tuple[Kind, ...]
+    faults: tuple[tuple[float, Kind], ...]
+    """When each comes, in seconds after the first commit, and of which kind it is; ascending."""
 
 
 async def disturb(
@@ -40,18 +40,16 @@ async def disturb(
 ) -> tuple[RunRecord, float]:
     """The disturbed run; returns its record and its tokens per second, all interruptions included.
 
-    `draw(n)` gives a number from 0 to n - 1. Raises UserError if the faults do not fit into the time,
-    DeadlineError if training does not begin or does not stop.
+    `draw(n)`, a number from 0 to n - 1, chooses the victims. Raises DeadlineError if training does not begin
+    or does not stop.
     """
-    times_s = fault_times_s(experiment.duration_s, experiment.every_s)
-    kinds = fault_order(experiment.kinds, len(times_s), draw)
     stage = Stage(experiment.order, experiment.environment, clock, told)
     async with asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(stage.keep())
         watching = tasks.create_task(stage.watch())
         try:
             await _begun(stage)
-            await _all_faults(stage, tuple(zip(times_s, kinds, strict=True)), draw)
+            await _all_faults(stage, experiment.faults, draw)
             await _until_time(stage, experiment.duration_s)
             tokens_per_s = stage.record.tokens_per_s(stage.now_ms())
             await _calm(stage)

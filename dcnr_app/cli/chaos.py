@@ -66,7 +66,7 @@ def command(
 
     Exit code 1 if anything hung, failed, was lost or counted twice, or if the losses differ.
     """
-    from dcnr_app.chaos.faults import fault_times_s, parse_kinds
+    from dcnr_app.chaos.faults import parse_kinds
     from dcnr_app.chaos.report_card import is_passed
     from dcnr_app.cli.chaos_run import ChaosSettings, run_chaos, show_card
     from dcnr_app.cli.output import write_json
@@ -74,7 +74,6 @@ def command(
     settings = ChaosSettings(
         duration_s=60.0 * minutes, every_s=every_s, kinds=parse_kinds(kinds), folder=folder or "", **training
     )
-    fault_times_s(settings.duration_s, settings.every_s)
     card = run_chaos(settings, is_quiet=as_json)
     if as_json:
         write_json(card)

@@ -51,7 +51,8 @@ def run_chaos(settings: ChaosSettings, *, is_quiet: bool) -> dict[str, Any]:
     """Both runs; returns the report card. Raises UserError for faults that cannot be, and what ended a run
     that could not go on."""
     draw = random.Random(settings.seed).randrange  # noqa: S311 - not for secrets
-    fault_order(settings.kinds, len(fault_times_s(settings.duration_s, settings.every_s)), lambda n: n - 1)
+    times_s = fault_times_s(settings.duration_s, settings.every_s)
+    kinds = fault_order(settings.kinds, len(times_s), draw)
     told: Callable[[str], None] = (lambda text: None) if is_progress_unwanted(as_json=is_quiet) else say
     with _home(settings.folder) as home:
         app = App(home)
@@ -61,8 +62,7 @@ def run_chaos(settings: ChaosSettings, *, is_quiet: bool) -> dict[str, Any]:
             order=order,
             environment=environment,
             duration_s=settings.duration_s,
-            every_s=settings.every_s,
-            kinds=settings.kinds,
+            faults=tuple(zip(times_s, kinds, strict=True)),
         )
         try:
             record, tokens_per_s = asyncio.run(disturb(experiment, app.clock, draw, told))
