@@ -1,4 +1,4 @@
-"""`dcnr-app network`: list, validate, show and plan networks. Reads only."""
+"""`dcnr-app network`: list, validate, show and plan networks. Reads only, but for `plan --measure`."""
 
 from __future__ import annotations
 
@@ -120,25 +120,35 @@ def show_command(network: str, *, as_json: bool) -> None:
 @command.command("plan", epilog="Example: dcnr-app network plan tiny-gpt --workers 3")
 @click.argument("network")
 @click.option("--workers", type=click.IntRange(0, 64), default=2, show_default=True, help="Worker processes.")
+@click.option(
+    "--facts", metavar="FILE", help="Plan for the PNodes in FILE (JSON: devices and links) instead."
+)
+@click.option("--measure", "measures", is_flag=True, help="Measure this machine first, if it never was.")
 @json_option
-def plan_command(network: str, workers: int, *, as_json: bool) -> None:
-    """Show which VNode of NETWORK would run on which PNode, and what would cross between them."""
+def plan_command(network: str, workers: int, facts: str | None, *, measures: bool, as_json: bool) -> None:
+    """Show which VNode of NETWORK would run on which PNode, what would cross between them, and how long a
+    step would take."""
     from dcnr_app.app import App
     from dcnr_app.cli.lookup import find_network
     from dcnr_app.cli.plan_view import plan_form, plan_text
-    from dcnr_app.cluster.local_cluster import worker_ids
-    from dcnr_app.cluster.session import SessionJob, plan_for
-    from dcnr_app.ids import SessionId
+    from dcnr_app.cli.planning import preview_facts, preview_workers
 
-    loaded = find_network(App(), network)
-    job = SessionJob(
-        session=SessionId("preview"), generation=1, network=loaded.network, settings=loaded.training
-    )
-    form = plan_form(loaded.network, plan_for(job, worker_ids(workers)))
+    app = App()
+    loaded = find_network(app, network)
+    if facts is None:
+        preview = preview_workers(app, loaded, workers, measures=measures)
+    else:
+        preview = preview_facts(loaded, Path(facts))
+    form = plan_form(loaded.network, preview)
     if as_json:
         write_json(form)
-    else:
-        write_text(plan_text(form))
+        return
+    write_text(plan_text(form))
+    for warning in preview.warnings:
+        say(f"note: {warning}")
+    if not preview.is_measured:
+        say("speeds are assumed: --measure measures this machine" if facts is None else "speeds are assumed")
+    if facts is None:
         say(f"train it so: dcnr-app demo --network {network} --workers {workers}")
 
 

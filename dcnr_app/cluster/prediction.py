@@ -145,3 +145,27 @@ def _bottleneck(step_ms: float, shares: tuple[PNodeShare, ...], links: tuple[Lin
     if found.busy_ms >= _DECIDES * step_ms:
         return found
     return Bottleneck(kind="waiting", busy_ms=step_ms - found.busy_ms)
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction beside what was measured; times per step, `ratio` is measured over predicted."""
+
+    predicted_step_ms: float
+    measured_step_ms: float
+    ratio: float
+    predicted_compute_ms: Mapping[PNodeId, float]
+    measured_compute_ms: Mapping[PNodeId, float]
+
+
+def beside(
+    prediction: Prediction, measured_step_ms: float, measured_compute_ms: Mapping[PNodeId, float]
+) -> Comparison:
+    """The prediction of a run's plan beside the run's own figures: mean time per step, and of each PNode in
+    its tasks."""
+    return Comparison(
+        predicted_step_ms=prediction.step_ms,
+        measured_step_ms=measured_step_ms,
+        ratio=measured_step_ms / prediction.step_ms,
+        predicted_compute_ms=prediction.compute_ms(),
+        measured_compute_ms=dict(measured_compute_ms),
+    )

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from dcnr_app.cluster.costs import CostTables, Estimate, estimate
+from dcnr_app.cluster.families import families, shares_of
 from dcnr_app.cluster.memory_needs import PROCESS_BYTES
 from dcnr_app.cluster.partition import Row, cheapest_cut, least_limit, make_row
-from dcnr_app.cluster.workload import Workload
 
 Places = tuple[int, ...]
 Score = tuple[int, int, float, int]
@@ -198,21 +198,6 @@ def _cut_ms(tables: CostTables, free: Sequence[int]) -> list[float]:
     return cuts
 
 
-def families(work: Workload) -> list[tuple[int, ...]]:
-    """VNodes of one type side by side: the same VNodes before and after, as the heads of a layer."""
-    before: dict[int, set[int]] = {}
-    after: dict[int, set[int]] = {}
-    for use in work.uses:
-        before.setdefault(use.target, set()).add(use.source)
-        after.setdefault(use.source, set()).add(use.target)
-    found: dict[tuple[str, frozenset[int], frozenset[int]], list[int]] = {}
-    for index, node in enumerate(work.nodes):
-        sides = (frozenset(before.get(index, ())), frozenset(after.get(index, ())))
-        if sides[0] and sides[1]:
-            found.setdefault((node.type, *sides), []).append(index)
-    return [tuple(members) for members in found.values() if len(members) > 1]
-
-
 def _spreads(search: Search) -> Iterator[Places]:
     """The best assignments so far with the heads of every layer spread over a set of places by speed."""
     free = set(search.free)
@@ -224,19 +209,9 @@ def _spreads(search: Search) -> Iterator[Places]:
         for chosen in _subsets(search.tables):
             places = list(start)
             for family in groups:
-                for index, place in zip(family, _shares(search.tables, family, chosen), strict=True):
+                for index, place in zip(family, shares_of(search.tables, family, chosen), strict=True):
                     places[index] = place
             yield tuple(places)
-
-
-def _shares(tables: CostTables, family: Sequence[int], chosen: Sequence[int]) -> list[int]:
-    """A place for each member, in runs proportional to speed; whatever the number of members."""
-    speeds = [1.0 / sum(tables.forward_ms[place][index] for index in family) for place in chosen]
-    counts = [0] * len(chosen)
-    for _ in family:  # each goes where it is done first
-        first = min(range(len(chosen)), key=lambda k: ((counts[k] + 1) / speeds[k], k))
-        counts[first] += 1
-    return [place for place, count in zip(chosen, counts, strict=True) for _ in range(count)]
 
 
 def _improve(search: Search, start: Places) -> None:

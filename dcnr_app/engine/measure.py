@@ -84,14 +84,43 @@ def measured(folder: Path, backend: Backend, threads: int, clock: Clock) -> Meas
     """The measurement kept in `folder` for this device class and number of threads; made and kept if there is
     none that can be read. Raises StoreError if it cannot be kept."""
     kind = device_class(backend.device_class())
-    path = folder / f"device-{kind}-{threads}.json"
+    found = _read(_path(folder, kind, threads))
+    if found is not None and (found.device_class, found.threads) == (kind, threads):
+        return found
+    made = measure(backend, threads, clock)
+    _keep(_path(folder, kind, threads), msgspec.json.encode(made))
+    return made
+
+
+def kept_measurement(folder: Path, kind: str, threads: int) -> Measurement | None:
+    """What is kept for this device class; for another number of threads than any that was measured, the
+    nearest one's figures in proportion, with `wall_ms` 0. None if there is nothing that can be read."""
+    every = [_read(path) for path in sorted(folder.glob(f"device-{kind}-*.json"))]
+    known = [found for found in every if found is not None and found.device_class == kind]
+    nearest = min(known, key=lambda found: abs(found.threads - threads), default=None)
+    if nearest is None or nearest.threads == threads:
+        return nearest
+    factor = threads / nearest.threads
+    return msgspec.structs.replace(
+        nearest,
+        threads=threads,
+        gemm_flops={dtype: factor * flops for dtype, flops in nearest.gemm_flops.items()},
+        memory_bytes_per_s=factor * nearest.memory_bytes_per_s,
+        wall_ms=0,
+    )
+
+
+def _path(folder: Path, kind: str, threads: int) -> Path:
+    return folder / f"device-{kind}-{threads}.json"
+
+
+def _read(path: Path) -> Measurement | None:
+    """A kept measurement of this format, or None: it can be made anew."""
     with suppress(OSError, msgspec.MsgspecError):
         found = msgspec.json.decode(path.read_bytes(), type=Measurement)
-        if (found.format, found.device_class, found.threads) == (FORMAT, kind, threads):
+        if found.format == FORMAT:
             return found
-    made = measure(backend, threads, clock)
-    _keep(path, msgspec.json.encode(made))
-    return made
+    return None
 
 
 def _keep(path: Path, raw: bytes) -> None:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from dcnr_app.clock import SystemClock
-from dcnr_app.engine.measure import Measurement, measure, measured, memory_now
+from dcnr_app.engine.measure import Measurement, kept_measurement, measure, measured, memory_now
 from dcnr_app.engine.reference import ReferenceBackend
 from dcnr_app.errors import StoreError
 
@@ -134,3 +134,17 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, clockwork: Clockwo
 def test_memory_is_the_machines() -> None:
     found = memory_now()
     assert 0 < found.free_bytes <= found.total_bytes == psutil.virtual_memory().total
+
+
+def test_another_number_of_threads_is_reckoned_from_the_nearest_measured(
+    tmp_path: Path, clockwork: Clockwork
+) -> None:
+    two = measured(tmp_path, clockwork, 2, SystemClock())
+    assert kept_measurement(tmp_path, two.device_class, 2) == two
+    six = kept_measurement(tmp_path, two.device_class, 6)
+    assert six is not None
+    assert six.gemm_flops["float32"] == pytest.approx(3 * two.gemm_flops["float32"])
+    assert six.memory_bytes_per_s == pytest.approx(3 * two.memory_bytes_per_s)
+    assert (six.threads, six.wall_ms) == (6, 0)
+    assert kept_measurement(tmp_path, "another", 2) is None
+    assert kept_measurement(tmp_path / "nothing", two.device_class, 2) is None
