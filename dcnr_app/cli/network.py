@@ -131,14 +131,15 @@ def plan_command(network: str, workers: int, facts: str | None, *, measures: boo
     from dcnr_app.app import App
     from dcnr_app.cli.lookup import find_network
     from dcnr_app.cli.plan_view import plan_form, plan_text
-    from dcnr_app.cli.planning import preview_facts, preview_workers
+    from dcnr_app.cli.planning import preview_cluster, preview_workers
+    from dcnr_app.cluster.local_facts import read_facts
 
     app = App()
     loaded = find_network(app, network)
     if facts is None:
         preview = preview_workers(app, loaded, workers, measures=measures)
     else:
-        preview = preview_facts(loaded, Path(facts))
+        preview = preview_cluster(loaded, read_facts(Path(facts)))
     form = plan_form(loaded.network, preview)
     if as_json:
         write_json(form)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 from dcnr_app.app import App, make_backend
 from dcnr_app.cluster.devices import ClusterFacts
 from dcnr_app.cluster.limits import threads_for
 from dcnr_app.cluster.local_cluster import worker_ids
-from dcnr_app.cluster.local_facts import local_facts, read_facts
+from dcnr_app.cluster.local_facts import local_facts
 from dcnr_app.cluster.placement import place
 from dcnr_app.cluster.plan import Plan
 from dcnr_app.cluster.prediction import Prediction, predict
@@ -35,9 +34,8 @@ class Preview(NamedTuple):
     is_measured: bool
 
 
-def preview_facts(loaded: LoadedNetwork, path: Path) -> Preview:
-    """The fastest plan on the PNodes of a facts file. Raises UserError, InvalidError."""
-    facts = read_facts(path)
+def preview_cluster(loaded: LoadedNetwork, facts: ClusterFacts) -> Preview:
+    """The fastest plan on these PNodes. Raises InvalidError."""
     found = place(loaded.network, loaded.training, facts)
     plan = build_plan(
         loaded.network, found.assignment, found.pnodes, loaded.training, generation=1, facts=facts

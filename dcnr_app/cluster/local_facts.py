@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from dcnr_app.cluster.devices import ASSUMED_FLOPS, ASSUMED_MEMORY_BYTES_PER_S, ClusterFacts, DeviceFacts
+from dcnr_app.cluster.devices import (
+    ASSUMED_FLOPS,
+    ASSUMED_MEMORY_BYTES_PER_S,
+    ClusterFacts,
+    DeviceFacts,
+    LinkFacts,
+)
 from dcnr_app.cluster.limits import limited, threads_for
 from dcnr_app.engine.device import device_summary
 from dcnr_app.engine.measure import Measurement, MemoryNow, kept_measurement, memory_now
@@ -91,6 +97,20 @@ def read_facts(path: Path) -> ClusterFacts:
             where=str(path),
             why=str(error),
             fix='expected {"devices": [{"pnode": …, "gemm_flops": {"float32": …}, …}], "links": […]}',
+        ) from error
+
+
+def told_facts(devices: Sequence[Mapping[str, Any]], links: Sequence[LinkFacts] = ()) -> ClusterFacts:
+    """Facts of PNodes as plain data, as the agents of a cluster tell them. Raises InvalidError."""
+    try:
+        return _checked(
+            ClusterFacts(devices=msgspec.convert(devices, tuple[DeviceFacts, ...]), links=tuple(links))
+        )
+    except (msgspec.ValidationError, ValueError) as error:
+        raise InvalidError(
+            "what a PNode says of its device cannot be read",
+            why=str(error),
+            fix="use the same version of dcnr-app on every machine",
         ) from error
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dcnr_app.cluster.devices import ASSUMED_FLOPS
+from dcnr_app.cluster.devices import ASSUMED_FLOPS, DeviceFacts
 from dcnr_app.cluster.local_cluster import worker_ids
-from dcnr_app.cluster.local_facts import Device, device_facts, local_facts
+from dcnr_app.cluster.local_facts import Device, device_facts, local_facts, told_facts
 from dcnr_app.engine.device import device_summary
 from dcnr_app.engine.measure import Measurement, MemoryNow
+from dcnr_app.errors import InvalidError
 from dcnr_app.ids import PNodeId
 from dcnr_app.limits import Limits
 
@@ -45,3 +46,13 @@ def test_facts_carry_the_measurement_and_the_memory_that_is_allowed() -> None:
     assert (found.free_memory_bytes, found.total_memory_bytes, found.machine) == (300, 4000, "m")
     assert found.gemm_flops == {"float32": 6e9}
     assert found.device_class == "known"
+
+
+def test_facts_told_as_plain_data_come_back_and_nonsense_is_refused() -> None:
+    memory = MemoryNow(free_bytes=1000, total_bytes=4000)
+    known = device_facts(PNodeId("x"), Device("m"), MEASURED, memory, Limits())
+    assert told_facts([msgspec.to_builtins(known)]).devices == (known,)
+    assert told_facts([{"pnode": "y"}]).devices == (DeviceFacts(pnode=PNodeId("y")),)
+    for nonsense in ({"pnode": 5}, {"pnode": "y", "free_memory_bytes": -1}, {}):
+        with pytest.raises(InvalidError, match="cannot be read"):
+            told_facts([nonsense])
