@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "monitor": ("monitor", "Follow a session as JSON lines."),
     "chaos": ("chaos", "Train while processes are killed, and report what it did."),
     "limits": ("limits", "Show and set what this machine's owner lets the app use, and when."),
+    "doctor": ("doctor", "Check what keeps this machine from working with others."),
     "paths": ("paths", "Show where everything is kept."),
     "version": ("version", "Show the version."),
 }

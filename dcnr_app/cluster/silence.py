@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -15,9 +14,7 @@ PATIENCE_MS: Final = 8_000.0
 
 Cause = Literal["no-interface", "no-socket", "no-echo", "vpn-only", "nobody"]
 
-_BY_ADDRESS: Final = (
-    "dcnr-app join HOST  (HOST is the other machine's name or address; it needs no multicast)"
-)
+_BY_ADDRESS: Final = "dcnr-app join HOST"
 
 
 class Silence(msgspec.Struct, frozen=True):
@@ -44,7 +41,7 @@ def why_nobody(hearing: Hearing) -> Silence | None:
     if hearing.n_others:
         return None
     if not hearing.interfaces:
-        return Silence("no-interface", "this machine is on no network", "connect it, then dcnr-app doctor")
+        return Silence("no-interface", "this machine is on no network", "dcnr-app doctor")
     if hearing.socket_error:
         return Silence(
             "no-socket",
@@ -60,17 +57,13 @@ def why_nobody(hearing: Hearing) -> Silence | None:
         )
     if hearing.listening_ms < PATIENCE_MS:
         return None
+    names = ", ".join(interface.name for interface in hearing.interfaces)
     if all(interface.kind == "vpn" for interface in hearing.interfaces):
-        names = _listed([interface.name for interface in hearing.interfaces])
-        return Silence("vpn-only", f"only a VPN is up ({names}), and VPNs carry no multicast", _BY_ADDRESS)
-    names = _listed([interface.name for interface in hearing.interfaces])
+        why = f"only a VPN is up ({names}), and VPNs carry no multicast: name the other machine's address"
+        return Silence("vpn-only", why, _BY_ADDRESS)
     return Silence(
         "nobody",
         f"no other machine was heard on {names}: dcnr-app is not up there, it is another network, or the "
-        "access point or switch keeps multicast from passing",
+        "access point or switch keeps multicast from passing (then name the other machine's address)",
         _BY_ADDRESS,
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)

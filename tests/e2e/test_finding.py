@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +121,30 @@ def test_multicast_in_one_direction_only_still_lets_both_see_each_other(network:
     other = network.announcer(b, "b")
     assert other.sees("a")["state"] == "live"
     assert deaf.sees("b")["state"] == "live"
+
+
+def test_doctor_fails_on_a_machine_without_a_network_and_passes_once_it_has_one(
+    network: Lan, tmp_path: Path
+) -> None:
+    machine = network.machine()
+    machine.ip("link", "set", "eth0", "down")
+
+    def doctor() -> tuple[int, dict[str, str]]:
+        done = subprocess.run(
+            [*machine.prefix, sys.executable, "-m", "dcnr_app", "doctor", "--json"],
+            env={**os.environ, "DCNR_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        return done.returncode, {f["check"]: f["verdict"] for f in json.loads(done.stdout)["findings"]}
+
+    code, verdicts = doctor()
+    assert (code, verdicts["interfaces"], verdicts["multicast"]) == (1, "fail", "warn")
+    machine.ip("link", "set", "eth0", "up")
+    machine.ip("address", "add", "10.55.0.1/24", "dev", "eth0")
+    code, verdicts = doctor()
+    assert (code, verdicts["interfaces"], verdicts["multicast"]) == (0, "ok", "ok")
 
 
 def test_a_killed_machine_leaves_the_counts_within_fifteen_seconds_and_ten_restarts_leave_one_entry() -> None:
