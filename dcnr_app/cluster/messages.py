@@ -12,6 +12,8 @@ from typing import Literal, TypedDict
 
 import msgspec
 
+from dcnr_app.cluster.agent_messages import AgentLeaves, AgentStatus, MembershipUpdate, RestartPNode
+from dcnr_app.cluster.message import Message
 from dcnr_app.cluster.plan import Plan
 from dcnr_app.ids import PNodeId, SessionId
 from dcnr_app.nodes.graph.training import TrainingSettings
@@ -33,10 +35,6 @@ class SessionIds(TypedDict):
 
     session: SessionId
     generation: int
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Base of all messages."""
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello.v1"):
@@ -330,6 +328,10 @@ AnyMessage = (
     | Failed
     | Status
     | Stop
+    | AgentStatus
+    | AgentLeaves
+    | MembershipUpdate
+    | RestartPNode
     | Probe
     | ProbeReply
 )

@@ -69,7 +69,7 @@ async def _serve(
         key_pem=bootstrap.key_pem.encode(),
         ca_pem=bootstrap.authority_pem.encode(),
     )
-    transport = GrpcTransport(bootstrap.pnode, credentials, bootstrap.cluster)
+    transport = GrpcTransport(bootstrap.pnode, credentials, bootstrap.cluster, host=bootstrap.host)
     compute = Compute(bootstrap.pnode, registry, lambda: make_backend(bootstrap.threads), clock)
     driver = PNodeDriver(
         pnode=bootstrap.pnode,

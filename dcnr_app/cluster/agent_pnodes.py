@@ -1,0 +1,151 @@
+"""The PNode processes of this machine, started and kept up by its agent between sessions too. IO."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import psutil
+
+from dcnr_app.clock import Clock
+from dcnr_app.cluster.agent_messages import PNodeReport
+from dcnr_app.cluster.cluster_files import OwnCluster, PNodeSecret
+from dcnr_app.cluster.identity import fingerprint
+from dcnr_app.cluster.local_worker import RestartDelays
+from dcnr_app.cluster.processes import Bootstrap, WorkerProcess, start_worker
+from dcnr_app.cluster.remote_crew import dial_target
+from dcnr_app.errors import DeadlineError, PeerError
+from dcnr_app.ids import PNodeId
+
+_LOG = logging.getLogger(__name__)
+_CRASH_LOOP_S = 10.0
+
+
+class PNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How PNode processes of this machine are started; `host` is what they listen on."""
+
+    environment: Mapping[str, str]
+    threads: int
+    host: str
+    agent_port: int = 0
+    device: str = ""
+    device_class: str = ""
+
+
+class AgentPNode:
+    """One PNode: a process after the other."""
+
+    def __init__(self, secret: PNodeSecret, own: OwnCluster, settings: PNodeSettings, clock: Clock) -> None:
+        self._own = own
+        self._secret = secret
+        self._settings = settings
+        self._clock = clock
+        self._process: WorkerProcess | None = None
+        self.pnode = secret.pnode
+        self.state, self.why = "starting", ""
+
+    async def keep(self, changed: Callable[[], None]) -> None:
+        """Start a process and another one whenever it ends, until cancelled."""
+        delays = RestartDelays()
+        while True:
+            started_ms = self._clock.monotonic_ms()
+            self.state = "starting"
+            try:
+                self._process = await start_worker(self._bootstrap(), self._settings.environment)
+                self.state, self.why = "idle", ""
+                changed()
+                await self._process.ended()
+                self.why = self._process.how_it_ended()
+            except (PeerError, DeadlineError) as error:
+                self.why = str(error)
+            self._process, self.state = None, "failed"
+            changed()
+            _LOG.warning("pnode_ended pnode=%s how=%s", self.pnode, self.why)
+            delay_s = delays.after(self._clock.monotonic_ms() - started_ms)
+            await asyncio.sleep(_CRASH_LOOP_S if delay_s is None else delay_s)
+
+    def restart(self, pid: int) -> None:
+        """End the process if it is still this one; `keep` starts another."""
+        if self._process is not None and self._process.pid == pid:
+            self._process.kill()
+
+    def report(self, hosts: Sequence[str]) -> PNodeReport:
+        """How it is; `hosts` are this machine's addresses."""
+        process = self._process
+        address = ""
+        if process is not None:
+            address = dial_target(hosts, int(process.address.rpartition(":")[2]))
+        return PNodeReport(
+            pnode=self.pnode,
+            address=address,
+            fingerprint=fingerprint(self._secret.credentials.cert_pem),
+            pid=process.pid if process is not None else 0,
+            state=self.state,
+            why=self.why,
+            memory_bytes=_resident_bytes(process.pid) if process is not None else 0,
+            free_memory_bytes=psutil.virtual_memory().available,
+            device=self._settings.device,
+            device_class=self._settings.device_class,
+        )
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            await self._process.close()
+
+    def _bootstrap(self) -> Bootstrap:
+        credentials = self._secret.credentials
+        return Bootstrap(
+            pnode=self.pnode,
+            cluster=self._own.cluster,
+            certificate_pem=credentials.cert_pem.decode(),
+            key_pem=credentials.key_pem.decode(),
+            authority_pem=credentials.ca_pem.decode(),
+            orchestrator_fingerprint=self._own.orchestrator_fingerprint,
+            threads=self._settings.threads,
+            stays=True,
+            host=self._settings.host,
+        )
+
+
+class AgentPNodes:
+    """All PNodes of this machine while it is in a cluster."""
+
+    def __init__(
+        self,
+        own: OwnCluster,
+        settings: PNodeSettings,
+        clock: Clock,
+        tasks: asyncio.TaskGroup,
+        changed: Callable[[], None],
+    ) -> None:
+        self._pnodes = [AgentPNode(secret, own, settings, clock) for secret in own.pnodes]
+        self._keeping = [tasks.create_task(pnode.keep(changed)) for pnode in self._pnodes]
+
+    def reports(self, hosts: Sequence[str]) -> tuple[PNodeReport, ...]:
+        """How they are."""
+        return tuple(pnode.report(hosts) for pnode in self._pnodes)
+
+    def restart(self, pnode: PNodeId, pid: int) -> None:
+        """End this process of a PNode, if it is still its process."""
+        for each in self._pnodes:
+            if each.pnode == pnode:
+                each.restart(pid)
+
+    async def close(self) -> None:
+        """End them all."""
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        async with asyncio.TaskGroup() as closing:
+            for pnode in self._pnodes:
+                closing.create_task(pnode.close())
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0

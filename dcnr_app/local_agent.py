@@ -1,0 +1,381 @@
+"""The LocalApi of this machine's agent: turns its state into views and what people ask into its verbs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal, cast
+
+import msgspec
+
+import dcnr_app
+from dcnr_app.clock import Clock
+from dcnr_app.cluster.agent import Agent
+from dcnr_app.cluster.agent_cluster import AgentCluster
+from dcnr_app.cluster.agent_joining import JoiningState
+from dcnr_app.cluster.agent_messages import PNodeReport
+from dcnr_app.cluster.agent_session import AgentSession, SessionState
+from dcnr_app.cluster.joining import Target
+from dcnr_app.cluster.joining_codes import read_target
+from dcnr_app.cluster.membership import MemberRecord, PNodeRecord
+from dcnr_app.cluster.neighbours import Neighbour
+from dcnr_app.cluster.pairing_messages import FRONT_DOOR_PORT
+from dcnr_app.cluster.pending_join import PendingJoin
+from dcnr_app.cluster.qr_code import qr_text
+from dcnr_app.cluster.runner_lines import SessionRequest
+from dcnr_app.errors import RefusedError, UserError
+from dcnr_app.ui.local_api import (
+    InviteView,
+    JoiningView,
+    MachineView,
+    NeighbourView,
+    PendingView,
+    PNodeView,
+    Role,
+    SessionView,
+    StartSession,
+    StatusView,
+)
+
+_LINK = "dcnr://"
+
+
+class LocalAgent:
+    """Implements ui.local_api.LocalApi over an Agent in the same event loop."""
+
+    def __init__(self, agent: Agent, clock: Clock, pid: int) -> None:
+        self._agent = agent
+        self._clock = clock
+        self._pid = pid
+
+    # ---- reading
+
+    async def status(self) -> StatusView:
+        """This machine."""
+        agent, cluster = self._agent, self._agent.cluster
+        now_ms = self._clock.monotonic_ms()
+        records = cluster.membership.members if cluster else ()
+        live = [r for r in records if cluster and self._presence(cluster, r, now_ms) == "live"]
+        silence = agent.discovery.silence()
+        notices = [*agent.notices, *([cluster.trouble] if cluster and cluster.trouble else [])]
+        return StatusView(
+            role=agent.role,
+            machine=agent.machine.id,
+            name=agent.machine.name,
+            pnode=cluster.own.pnodes[0].pnode if cluster and cluster.own.pnodes else "",
+            cluster=cluster.own.cluster if cluster else "",
+            cluster_name=cluster.own.name if cluster else "",
+            version=dcnr_app.__version__,
+            pid=self._pid,
+            started_ms=agent.started_ms,
+            front_door_port=agent.front_door_port,
+            addresses=agent.hosts(),
+            n_machines=len(records),
+            n_live=len(live),
+            n_pending=len(agent.front_door.pending()),
+            session=self._session_state(cluster).session,
+            notices=tuple(notices),
+            silence=f"{silence.why}; {silence.fix}" if silence else "",
+        )
+
+    async def machines(self) -> tuple[MachineView, ...]:
+        """All machines of the cluster."""
+        cluster = self._agent.cluster
+        return (
+            tuple(self._machine(cluster, record) for record in cluster.membership.members) if cluster else ()
+        )
+
+    async def pnodes(self) -> tuple[PNodeView, ...]:
+        """All PNodes of the cluster."""
+        cluster = self._agent.cluster
+        if cluster is None:
+            return ()
+        return tuple(
+            self._pnode(cluster, record, entry)
+            for record in cluster.membership.members
+            for entry in record.pnodes
+        )
+
+    async def neighbours(self) -> tuple[NeighbourView, ...]:
+        """Machines heard on the network; orchestrators first."""
+        members = (
+            {r.machine for r in self._agent.cluster.membership.members} if self._agent.cluster else set()
+        )
+        views = [_neighbour(each, members) for each in self._agent.discovery.snapshot()]
+        return tuple(sorted(views, key=lambda view: (view.role != "orchestrator", view.name)))
+
+    async def joining(self) -> JoiningView:
+        """How far this machine's own joining is."""
+        return _joining(self._agent.joining.state)
+
+    async def pending(self) -> tuple[PendingView, ...]:
+        """Machines that want to join."""
+        return tuple(_pending(each) for each in self._agent.front_door.pending())
+
+    async def session(self) -> SessionView:
+        """The session that runs or ran last."""
+        return _session(self._session_state(self._agent.cluster))
+
+    # ---- joining
+
+    async def start_cluster(self, name: str) -> StatusView:
+        """Make this machine the orchestrator of a new cluster."""
+        await self._agent.start_cluster(name or f"{self._agent.machine.name}'s cluster")
+        return await self.status()
+
+    async def join(self, target: str, code: str) -> JoiningView:
+        """Begin to join."""
+        joiner = await asyncio.to_thread(self._agent.joiner)
+        place = target if target.startswith(_LINK) else self._target(target)
+        return _joining(self._agent.joining.begin(place, code, joiner))
+
+    async def answer(self, verdict: Literal["match", "mismatch", "cancel"]) -> JoiningView:
+        """What the person here says of the digits."""
+        return _joining(self._agent.joining.answer(verdict))
+
+    async def admit(self, machine: str) -> PendingView:
+        """Admit a machine."""
+        return _pending(await self._agent.front_door.admit(self._waiting(machine)))
+
+    async def reject(self, machine: str) -> PendingView:
+        """Reject a machine."""
+        return _pending(self._agent.front_door.reject(self._waiting(machine)))
+
+    async def invite(self, *, with_code: bool) -> InviteView:
+        """A link, or a code to type, for one machine."""
+        cluster, hosts = self._cluster(), self._agent.hosts()
+        registrar = cluster.registrar
+        if registrar is None:
+            raise RefusedError(
+                f"{self._agent.machine.name} cannot invite",
+                why="it is a worker",
+                fix="use the cluster's orchestrator",
+            )
+        port = self._agent.front_door_port
+        link = qr = typed = ""
+        if with_code:
+            code = await asyncio.to_thread(registrar.new_code)
+            typed = code.secret
+        else:
+            link, code = await asyncio.to_thread(registrar.new_invite, hosts, port)
+            qr = qr_text(link)
+        expires_s = (code.expires_ms - self._clock.wall_ms()) / 1000.0
+        return InviteView(link=link, qr=qr, code=typed, host=hosts[0], port=port, expires_s=expires_s)
+
+    # ---- machines
+
+    async def rename(self, machine: str, name: str) -> MachineView:
+        """Another name for a machine."""
+        cluster = self._cluster()
+        record = self._member(cluster, machine)
+        if cluster.registrar is None and record.machine != self._agent.machine.id:
+            raise RefusedError("only the cluster's orchestrator renames other machines")
+        if record.machine == self._agent.machine.id:
+            await self._agent.rename(name)
+        if cluster.registrar is not None:
+            await asyncio.to_thread(cluster.registrar.rename, record.machine, name)
+            cluster.membership_changed()
+        return self._machine(cluster, self._member(cluster, record.machine))
+
+    async def drain(self, machine: str) -> MachineView:
+        """Move its VNodes to others and use it no more."""
+        cluster = self._cluster()
+        record = self._member(cluster, machine)
+        await cluster.drain(record.machine)
+        return self._machine(cluster, record)
+
+    async def forget(self, machine: str) -> MachineView:
+        """Take it out of the cluster at once."""
+        cluster = self._cluster()
+        record = self._member(cluster, machine)
+        view = self._machine(cluster, record)
+        await cluster.remove(record.machine)
+        return view
+
+    async def leave(self) -> StatusView:
+        """This machine leaves its cluster."""
+        await self._agent.leave("this machine has left the cluster")
+        return await self.status()
+
+    async def shut_down(self) -> None:
+        """End the agent."""
+        self._agent.end()
+
+    # ---- sessions
+
+    async def start_session(self, request: StartSession) -> SessionView:
+        """Train on the cluster."""
+        fields = msgspec.structs.asdict(request)
+        return _session(await self._sessions().start(SessionRequest(**fields)))
+
+    async def stop_session(self) -> SessionView:
+        """Stop at the next step boundary."""
+        return _session(await self._sessions().stop())
+
+    # ---- helpers
+
+    def _cluster(self) -> AgentCluster:
+        if self._agent.cluster is None:
+            raise RefusedError(
+                "this machine is in no cluster", fix="dcnr-app join, or: dcnr-app up --role orchestrator"
+            )
+        return self._agent.cluster
+
+    def _sessions(self) -> AgentSession:
+        session = self._cluster().session
+        if session is None:
+            raise RefusedError(
+                "a worker starts no sessions", why="the orchestrator does", fix="run this on the orchestrator"
+            )
+        return session
+
+    def _session_state(self, cluster: AgentCluster | None) -> SessionState:
+        return cluster.session.state if cluster and cluster.session else SessionState()
+
+    def _target(self, text: str) -> Target:
+        """A neighbour by name, cluster or id, else a host. Without text the only cluster that is heard."""
+        heard = [n for n in self._agent.discovery.snapshot() if n.announcement.role == "orchestrator"]
+        fits = [n for n in heard if not text or text in _names(n)]
+        if len(fits) == 1:
+            return Target(fits[0].addresses, fits[0].announcement.front_door_port)
+        if text and not fits:
+            host, port = read_target(text, FRONT_DOOR_PORT)
+            return Target((host,), port)
+        known = ", ".join(f"{n.announcement.cluster_name!r} on {n.announcement.name}" for n in heard)
+        silence = self._agent.discovery.silence()
+        raise UserError(
+            "several clusters fit" if fits else "no cluster is heard on this network",
+            why=known or (silence.why if silence else "nobody has answered yet"),
+            fix="give the name of one, or its address: dcnr-app join HOST",
+        )
+
+    def _waiting(self, text: str) -> str:
+        """The id of the waiting machine that `text` names: id, name or digits; without text the only one."""
+        waiting = [p for p in self._agent.front_door.pending() if p.step == "comparing"]
+        wanted = text.replace("-", "").replace(" ", "")
+        fits = [p for p in waiting if not text or text in (p.machine, p.name) or wanted == p.digits]
+        if len(fits) != 1:
+            names = ", ".join(f"{p.name} ({p.machine}, digits {p.digits})" for p in waiting)
+            raise RefusedError(
+                "several machines wait to join"
+                if len(fits) > 1
+                else f"no machine {text!r} waits to join".replace("'' ", ""),
+                why=names or "nobody waits",
+                fix="dcnr-app admit MACHINE" if names else "run `dcnr-app join` on the other machine",
+            )
+        return fits[0].machine
+
+    def _member(self, cluster: AgentCluster, text: str) -> MemberRecord:
+        """The member that `text` names: id, name or a PNode's id. Raises RefusedError if not one does."""
+        records = cluster.membership.members
+        fits = [
+            r
+            for r in records
+            if text in (r.machine, r.name) or any(text == entry.pnode for entry in r.pnodes)
+        ]
+        if len(fits) != 1:
+            raise RefusedError(
+                f"{'several machines are' if fits else 'no machine is'} called {text!r}",
+                why=", ".join(f"{r.name} ({r.machine})" for r in records),
+                fix="dcnr-app pnode ls",
+            )
+        return fits[0]
+
+    def _presence(
+        self, cluster: AgentCluster, record: MemberRecord, now_ms: float
+    ) -> Literal["live", "suspect", "offline"]:
+        if record.machine == self._agent.machine.id:
+            return "live"
+        if cluster.registrar is not None:
+            return cluster.machines.presence(record.machine, now_ms)
+        if record.machine == cluster.own.orchestrator:
+            return "offline" if cluster.trouble else "live"
+        heard = {n.machine: n.state for n in self._agent.discovery.snapshot()}
+        return heard.get(record.machine, "offline")
+
+    def _machine(self, cluster: AgentCluster, record: MemberRecord) -> MachineView:
+        now_ms = self._clock.monotonic_ms()
+        status = cluster.machines.status(record.machine)
+        is_this = record.machine == self._agent.machine.id
+        return MachineView(
+            machine=record.machine,
+            name=record.name,
+            role=record.role,
+            presence=self._presence(cluster, record, now_ms),
+            is_this_machine=is_this,
+            addresses=status.addresses if status else record.addresses,
+            version=dcnr_app.__version__ if is_this else status.version if status else "",
+            silent_ms=cluster.machines.silent_ms(record.machine, now_ms),
+            limits=status.limits if status else "",
+        )
+
+    def _pnode(self, cluster: AgentCluster, record: MemberRecord, entry: PNodeRecord) -> PNodeView:
+        now_ms = self._clock.monotonic_ms()
+        is_this = record.machine == self._agent.machine.id
+        status = cluster.status() if is_this else cluster.machines.status(record.machine)
+        report = next((r for r in status.pnodes if r.pnode == entry.pnode), None) if status else None
+        session = self._session_state(cluster)
+        vnodes = tuple(name for name, pnode in session.assignment.items() if pnode == entry.pnode)
+        view = PNodeView(
+            pnode=entry.pnode,
+            machine=record.machine,
+            name=record.name,
+            presence=self._presence(cluster, record, now_ms),
+            is_this_machine=is_this,
+            silent_ms=cluster.machines.silent_ms(record.machine, now_ms),
+            vnodes=vnodes,
+        )
+        is_training = bool(vnodes) and session.status == "running"
+        return _with_report(view, report, is_training=is_training) if report else view
+
+
+def _with_report(view: PNodeView, report: PNodeReport, *, is_training: bool) -> PNodeView:
+    return msgspec.structs.replace(
+        view,
+        state="training" if is_training and report.state == "idle" else report.state,
+        why=report.why,
+        address=report.address,
+        pid=report.pid or None,
+        device=report.device,
+        device_class=report.device_class,
+        memory_bytes=report.memory_bytes or None,
+        free_memory_bytes=report.free_memory_bytes or None,
+        device_facts=cast(dict[str, Any], msgspec.json.decode(report.facts)) if report.facts else None,
+    )
+
+
+def _neighbour(heard: Neighbour, members: set[str]) -> NeighbourView:
+    said = heard.announcement
+    return NeighbourView(
+        machine=heard.machine,
+        name=said.name,
+        role=cast(Role, said.role) if said.role in ("orchestrator", "worker") else "none",
+        cluster=said.cluster,
+        cluster_name=said.cluster_name,
+        presence=heard.state,
+        version=said.app_version,
+        device=said.device_summary,
+        addresses=heard.addresses,
+        front_door_port=said.front_door_port,
+        is_member=heard.machine in members,
+        is_duplicate=heard.is_duplicate,
+    )
+
+
+def _names(heard: Neighbour) -> tuple[str, ...]:
+    said = heard.announcement
+    return (said.machine, said.name, said.cluster, said.cluster_name)
+
+
+def _joining(state: JoiningState) -> JoiningView:
+    return JoiningView(**msgspec.structs.asdict(state))
+
+
+def _pending(waiting: PendingJoin) -> PendingView:
+    fields = msgspec.structs.asdict(waiting)
+    return PendingView(**{name: fields[name] for name in PendingView.__struct_fields__})
+
+
+def _session(state: SessionState) -> SessionView:
+    fields = msgspec.structs.asdict(state)
+    lines = fields.pop("lines")
+    return SessionView(events=tuple(lines), **fields)
