@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dcnr_app.errors import StoreError, UserError
-from dcnr_app.settings import Home, asset_path, find_home
+from dcnr_app.settings import Home, asset_path, environment_of, find_home, is_home_named
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="folder modes are POSIX")
 
@@ -25,6 +25,22 @@ def test_home_is_where_the_variable_says(tmp_path: Path) -> None:
 def test_home_without_the_variable_is_the_users_data_folder() -> None:
     assert find_home({}).root.name == "dcnr-app"
     assert find_home({"DCNR_HOME": ""}) == find_home({})
+
+
+def test_a_home_is_named_only_by_a_variable_that_says_something(tmp_path: Path) -> None:
+    assert is_home_named({"DCNR_HOME": str(tmp_path)})
+    assert not is_home_named({"DCNR_HOME": ""})
+    assert not is_home_named({})
+
+
+def test_a_child_process_works_in_the_home_that_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DCNR_HOME", "/somewhere/else")
+    monkeypatch.setenv("KEPT", "yes")
+    environment = environment_of(Home(tmp_path))
+    assert find_home(environment).root == tmp_path
+    assert environment["KEPT"] == "yes"
 
 
 def test_relative_home_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
