@@ -21,7 +21,7 @@ Score = tuple[int, int, float, int]
 _SLACKS = (0.0, 0.05, 0.25)
 """A part may take so much longer than the best possible largest one, to cut at a cheaper edge."""
 _MOST_FOR_ALL_SUBSETS = 4
-_EFFORT = 600_000
+_EFFORT = 450_000
 """VNodes, tensors and tasks gone through, all estimates together: about a second."""
 _SHIFTS = (1, 2, 4, 8, 16, 32)
 _STARTS = 16
