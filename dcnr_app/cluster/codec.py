@@ -1,10 +1,11 @@
-"""Messages with named tensors <-> frames of at most 1 MiB. Pure bytes: knows no socket, stream or peer.
+"""Messages with named tensors <-> the data of frames. Pure bytes: knows no socket, stream or peer.
 
-A message is one byte string, `u32 length | envelope | tensor bytes`, cut into frames. A frame starts with one
-byte: START opens a message, MORE goes on with it. So a reader that lost its place finds it at the next START.
-The envelope is msgpack `[id, tag, body, headers, payload bytes]`; tensor bytes are little-endian,
-C-contiguous, in header order, without padding. What arrives is read step by step, tag before body before
-headers, and nothing is allocated for tensors until the receiver's `check` agreed.
+A message is one byte string, `u32 length | envelope | tensor bytes`, cut into frames. A frame's data, which
+`checked_frames` gives a number and a checksum, starts with one byte: START opens a message, MORE goes on with
+it. So a reader that lost its place finds it at the next START. The envelope is msgpack
+`[id, tag, body, headers, payload bytes]`; tensor bytes are little-endian, C-contiguous, in header order,
+without padding. What arrives is read step by step, tag before body before headers, and nothing is allocated
+for tensors until the receiver's `check` agreed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
+from dcnr_app.cluster.checked_frames import PREFIX_BYTES
 from dcnr_app.cluster.messages import AnyMessage, TensorHeader
 from dcnr_app.cluster.transport import MAX_FRAME_BYTES, HostArray
 from dcnr_app.errors import InvariantError
@@ -24,6 +26,7 @@ from dcnr_app.errors import InvariantError
 START: Final = b"\x01"
 MORE: Final = b"\x02"
 LENGTH_BYTES: Final = 4
+MAX_DATA_BYTES: Final = MAX_FRAME_BYTES - PREFIX_BYTES
 MAX_ENVELOPE_BYTES: Final = 8 << 20
 MAX_HEADERS_BYTES: Final = 1 << 20
 MAX_PAYLOAD_BYTES: Final = 64 << 30
@@ -117,21 +120,26 @@ def encode(number: int, message: AnyMessage, tensors: Mapping[str, HostArray]) -
 
 
 def frames(message: Outgoing) -> Iterator[bytes]:
-    """The message in frames of at most MAX_FRAME_BYTES; each byte is copied once, when its frame is made."""
+    """The data of the message's frames, as it is without numbers and checksums: so a greeting travels."""
+    return (b"".join(pieces) for pieces in cut(message))
+
+
+def cut(message: Outgoing) -> Iterator[list[bytes | memoryview]]:
+    """The data of the message's frames, at most MAX_DATA_BYTES each, in pieces that are views of it."""
     length = len(message.envelope).to_bytes(LENGTH_BYTES, "little")
     pieces: list[bytes | memoryview] = [START, length]
-    room = MAX_FRAME_BYTES - len(START) - LENGTH_BYTES
+    room = MAX_DATA_BYTES - len(START) - LENGTH_BYTES
     for part in (memoryview(message.envelope), *message.payload):
         done = 0
         while done < len(part):
             if not room:
-                yield b"".join(pieces)
-                pieces, room = [MORE], MAX_FRAME_BYTES - len(MORE)
+                yield pieces
+                pieces, room = [MORE], MAX_DATA_BYTES - len(MORE)
             piece = part[done : done + room]
             pieces.append(piece)
             done += len(piece)
             room -= len(piece)
-    yield b"".join(pieces)
+    yield pieces
 
 
 def open_envelope(data: bytes | bytearray | memoryview) -> Opening | Refusal:

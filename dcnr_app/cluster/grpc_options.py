@@ -16,6 +16,8 @@ Channel = Literal["control", "bulk"]
 
 SERVICE: Final = "dcnr.v1.Peer"
 GREETING_TIMEOUT_S: Final = 5.0
+STALL_S: Final = 60.0
+"""A peer that answers pings but takes no byte for so long is given up: what waits for it holds memory."""
 # A silent peer is found over control after at most 1.4 + 3.5 s; one that pauses for 3 s is kept. Over bulk,
 # and from the listening side, pings may wait behind megabytes in a slow link (4 MiB at 10 Mbit/s: 3.4 s).
 _KEEPALIVE_TIME_MS: Final = 1_400

@@ -23,6 +23,7 @@ from dcnr_app.cluster.identity import Credentials, read_identity, refuse_strange
 from dcnr_app.cluster.messages import AnyMessage
 from dcnr_app.cluster.transport import HostArray, LinkTotals, Member, Receiver
 from dcnr_app.errors import PeerError, RefusedError, UserError
+from dcnr_app.failpoints import Failpoints
 from dcnr_app.ids import PNodeId
 
 _LOG = logging.getLogger(__name__)
@@ -52,12 +53,14 @@ class GrpcTransport:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        failpoints: Failpoints | None = None,
     ) -> None:
         self._pnode = pnode
         self._credentials = credentials
         self._cluster = cluster
         self._host = host
         self._port = port
+        self._failpoints = failpoints or Failpoints()
         self._members: dict[PNodeId, Member] = {}
         self._links: dict[PNodeId, _Link] = {}
         self._incoming: set[IncomingStream] = set()
@@ -110,6 +113,7 @@ class GrpcTransport:
             raise PeerError(f"{to} cannot be reached", why="this transport is not open")
         if member is None:
             raise PeerError(f"{to} cannot be reached", why="it is not a member of this cluster")
+        self._failpoints.hit("transport.send")
         link = self._links.setdefault(to, _Link(member))
         channel: Channel = "bulk" if tensors else "control"
         if channel not in link.outgoing:
@@ -164,12 +168,13 @@ class GrpcTransport:
             peer = self._admit(context)
         except RefusedError as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        stream = IncomingStream(self._pnode, peer, context, self._traffic)
+        stream = IncomingStream(self._pnode, peer, context, self._traffic, self._failpoints)
         self._incoming.add(stream)
         try:
             await stream.greet()
             await self._serve(channel, stream, context)
         except RefusedError as error:
+            _LOG.warning("stream_refused peer=%s channel=%s why=%s", peer, channel, error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except PeerError as error:
             _LOG.debug("stream_ended peer=%s why=%s", peer, error)
@@ -197,6 +202,9 @@ class GrpcTransport:
                 await stream.serve(receiver)
         except PeerError as error:
             reason = error.what
+        except RefusedError as error:
+            reason = error.what
+            raise
         finally:
             del link.incoming[channel]
             self._break(link, reason)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from dcnr_app.cluster.checked_frames import PREFIX_BYTES
 from dcnr_app.cluster.codec import (
+    MAX_DATA_BYTES,
     MORE,
     START,
     Opening,
@@ -24,7 +26,7 @@ from dcnr_app.cluster.codec import (
     tag_of,
 )
 from dcnr_app.cluster.messages import AnyMessage, Hello, Refused
-from dcnr_app.cluster.transport import MAX_FRAME_BYTES, HostArray, LinkTotals, Member, Receiver
+from dcnr_app.cluster.transport import HostArray, LinkTotals, Member, Receiver
 from dcnr_app.errors import PeerError
 from dcnr_app.ids import PNodeId
 
@@ -203,7 +205,7 @@ class MemoryTransport:
 
 
 def wire_bytes(message: Outgoing) -> int:
-    """Bytes of the message's frames, as `codec.frames` would cut them."""
-    per_frame = MAX_FRAME_BYTES - len(MORE)
+    """Bytes of the message's frames, as `codec.cut` would cut them."""
+    per_frame = MAX_DATA_BYTES - len(MORE)
     n_frames = -(-message.n_bytes // per_frame)
-    return message.n_bytes + n_frames * len(START)
+    return message.n_bytes + n_frames * (PREFIX_BYTES + len(START))

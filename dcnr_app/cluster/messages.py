@@ -18,7 +18,7 @@ from dcnr_app.cluster.plan import Plan
 from dcnr_app.ids import PNodeId, SessionId
 from dcnr_app.nodes.graph.training import TrainingSettings
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 Phase = Literal["train", "evaluate", "generate"]
 
 

@@ -68,8 +68,8 @@ class Reassembler:
         self._filling: _Filling | None = None
         self._skips = False
 
-    def feed(self, frame: bytes) -> list[Arrival | Refusal]:
-        """What this frame completed or broke; usually nothing or one."""
+    def feed(self, frame: bytes | memoryview) -> list[Arrival | Refusal]:
+        """What this frame's data completed or broke; usually nothing or one."""
         kind, data = frame[:1], memoryview(frame)[1:]
         if len(frame) > MAX_FRAME_BYTES:
             return self._refuse(Refusal(f"a frame of {len(frame)} bytes, at most {MAX_FRAME_BYTES}"))

@@ -33,8 +33,8 @@ def test_overlapping_protocols_and_other_versions_alone_are_no_reason() -> None:
 @pytest.mark.parametrize(
     ("joining", "wanted"),
     [
-        ({"protocol_min": 2, "protocol_max": 3}, "different protocols (2 to 3 and 1)"),
-        ({"protocol_min": 0, "protocol_max": 0}, "different protocols (0 and 1)"),
+        ({"protocol_min": 3, "protocol_max": 4}, "different protocols (3 to 4 and 2)"),
+        ({"protocol_min": 0, "protocol_max": 0}, "different protocols (0 and 2)"),
         ({"messages": "other"}, "different messages"),
         ({"numerics": 99}, "compute by different rules (numerics 99 and 1)"),
     ],

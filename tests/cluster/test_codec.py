@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dcnr_app.cluster import reassembly
 from dcnr_app.cluster.codec import (
+    MAX_DATA_BYTES,
     MAX_ENVELOPE_BYTES,
     MAX_TENSORS,
     Opening,
@@ -149,16 +150,18 @@ def test_any_tensors_survive_the_round_trip(specs: dict[str, tuple[list[int], st
 
 
 @pytest.mark.parametrize("difference", range(-2, 3))
-def test_messages_around_the_size_of_one_frame_are_cut_at_one_mebibyte(difference: int) -> None:
+def test_messages_around_the_size_of_one_frame_are_cut_so_that_a_frame_is_one_mebibyte(
+    difference: int,
+) -> None:
     overhead = encode(1, hop(1, "x"), {"x": np.zeros(1000, np.float16)}).n_bytes - 2000
-    target = MAX_FRAME_BYTES - 1 + difference
+    target = MAX_DATA_BYTES - 1 + difference
     n_values = (target - overhead - 64) // 2
     sent = {"x": random_bits((n_values,), "float16")}
     padding = target - encode(1, hop(1, ""), sent).n_bytes
     message = hop(1, "s" * (padding - (1 if padding > 31 else 0)))
     parts = list(frames(encode(1, message, sent)))
     assert sum(len(part) - 1 for part in parts) == target
-    assert len(parts[0]) == min(target + 1, MAX_FRAME_BYTES)
+    assert len(parts[0]) == min(target + 1, MAX_DATA_BYTES)
     assert len(parts) == (1 if difference <= 0 else 2)
     (arrival,) = feed(welcome(), message, sent)
     assert isinstance(arrival, Arrival)

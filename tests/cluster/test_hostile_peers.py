@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from dcnr_app.cluster.checked_frames import ArrivingFrames, is_notice, seal
 from dcnr_app.cluster.codec import Envelope, encode, frames, known_tags
 from dcnr_app.cluster.greeting import hello
 from dcnr_app.cluster.grpc_options import SERVICE, client_options
@@ -58,15 +59,38 @@ class RawStream:
     def __init__(self, call: Any) -> None:
         self.call = call
         self._replies = Reassembler(lambda message, headers: "")
+        self._arriving = ArrivingFrames(repeats=0)
+        self._is_greeted = False
+        self.n_put = 0
 
     async def write(self, message: AnyMessage) -> None:
-        for frame in frames(encode(1, message, {})):
-            await self.call.write(frame)
+        for data in frames(encode(1, message, {})):
+            if self._is_greeted:
+                await self.put(data)
+            else:
+                await self.call.write(data)
 
-    async def reply(self) -> AnyMessage:
+    async def put(self, data: bytes) -> None:
+        """One frame with this data, with the number that is due and its checksum."""
+        await self.call.write(seal(self.n_put, [data]))
+        self.n_put += 1
+
+    async def data(self) -> bytes | memoryview:
+        """The data of the next frame that comes back."""
         frame = await self.call.read()
         assert frame is not grpc.aio.EOF
-        (arrival,) = self._replies.feed(frame)
+        if not self._is_greeted:
+            self._is_greeted = True
+            return bytes(frame)
+        data = self._arriving.take(frame)
+        assert data is not None
+        return data
+
+    async def reply(self) -> AnyMessage:
+        data = await self.data()
+        while is_notice(memoryview(data)):
+            data = await self.data()
+        (arrival,) = self._replies.feed(data)
         assert isinstance(arrival, Arrival)
         return arrival.message
 
@@ -247,7 +271,7 @@ def test_protocol_mismatch_names_both_versions() -> None:
     async def test() -> None:
         async with Scene() as scene, raw_stream(scene, tls_of(scene.member)) as stream:
             await stream.write(BAD_GREETINGS["(protocol 99)"])
-            with pytest.raises(grpc.aio.AioRpcError, match=r"dcnr-app .*protocol 1.* and 7\.0 .*99"):
+            with pytest.raises(grpc.aio.AioRpcError, match=r"dcnr-app .*protocol 2.* and 7\.0 .*99"):
                 await stream.call.read()
 
     run(test)
@@ -295,10 +319,10 @@ BAD_FRAMES = {
 def test_bad_frame_is_answered_with_a_reason_and_the_stream_goes_on(reason: str) -> None:
     async def test() -> None:
         async with Scene() as scene, member_stream(scene, "bulk") as stream:
-            await stream.call.write(BAD_FRAMES[reason])
+            await stream.put(BAD_FRAMES[reason])
             await stream.refused(reason)
             # The rest of the refused message is skipped without another answer.
-            await stream.call.write(b"\x02" + bytes(1000))
+            await stream.put(b"\x02" + bytes(1000))
             await stream.write(applied(7))
             await scene.box.until_messages(1)
             assert [message for _, message, _ in scene.box.messages] == [applied(7)]
@@ -311,7 +335,7 @@ def test_message_that_is_cut_short_is_refused_when_the_next_one_begins() -> None
     async def test() -> None:
         async with Scene() as scene, member_stream(scene, "bulk") as stream:
             sent = frames(encode(1, hop(1), {"x": np.ones(1 << 20, np.float32)}))
-            await stream.call.write(next(sent))
+            await stream.put(next(sent))
             await stream.write(applied(7))
             await stream.refused("cut short")
             await scene.box.until_messages(1)
@@ -339,7 +363,7 @@ def test_one_bad_stream_does_not_disturb_another_member() -> None:
     async def test() -> None:
         async with Scene() as scene, member_stream(scene, "bulk") as bad, member_stream(scene) as good:
             for frame in BAD_FRAMES.values():
-                await bad.call.write(frame)
+                await bad.put(frame)
                 assert isinstance(await bad.reply(), Refused)
                 await good.write(applied(1))
                 await bad.write(applied(2))

@@ -218,7 +218,7 @@ async def annoy(shop: Shop, worker: WorkerProcess) -> None:
         async with stream_to(worker, tls_of(shop.intruder)) as stream:
             await stream.write(hello(INTRUDER))
             assert isinstance(await stream.reply(), Hello)
-            await stream.call.write(frame)
+            await stream.put(frame)
             await stream.refused(reason)
 
 
