@@ -176,7 +176,7 @@ def test_other_protocol_is_refused_with_the_exact_command(tmp_path: Path) -> Non
             with pytest.raises(RefusedError, match=r"cannot join a cluster that runs 0\.7\.3") as told:
                 await request_to_join(orchestrator.target, joiner, Person())
             assert told.value.fix.endswith("python -m pip install 'dcnr-app==0.7.3'")
-            assert "protocols (1 and 7 to 8)" in told.value.why
+            assert "protocols (2 and 7 to 8)" in told.value.why
 
     run(test)
 
