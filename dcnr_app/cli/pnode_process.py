@@ -7,13 +7,14 @@ import sys
 import click
 
 from dcnr_app.app import App, make_backend
-from dcnr_app.cluster.pnode_process import run_pnode_process
+from dcnr_app.cluster.pnode_process import Parts, run_pnode_process
+from dcnr_app.failpoints import parse
+from dcnr_app.settings import failpoint_text
 
 
 @click.command("pnode-process", hidden=True)
 def command() -> None:
     """Serve as a PNode until the parent's pipe closes. Started by an orchestrator, never by hand."""
     app = App()
-    run_pnode_process(
-        sys.stdin.buffer, sys.stdout.buffer, registry=app.registry, make_backend=make_backend, clock=app.clock
-    )
+    parts = Parts(app.registry, make_backend, app.clock, parse(failpoint_text()))
+    run_pnode_process(sys.stdin.buffer, sys.stdout.buffer, parts)

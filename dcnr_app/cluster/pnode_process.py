@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ from dcnr_app.cluster.processes import Bootstrap, Listening
 from dcnr_app.cluster.transport import Member
 from dcnr_app.engine.backend import Backend
 from dcnr_app.errors import DcnrError, PeerError, first_error
+from dcnr_app.failpoints import Failpoint, Failpoints
 from dcnr_app.ids import ORCHESTRATOR
 from dcnr_app.nodes.registry import Registry
 
@@ -29,14 +30,16 @@ _SWITCH_INTERVAL_S = 0.0002  # a busy interpreter else makes a hop wait 5 ms for
 _GRACE_S = 1.0
 
 
-def run_pnode_process(
-    stdin: BinaryIO,
-    stdout: BinaryIO,
-    *,
-    registry: Registry,
-    make_backend: Callable[[int], Backend],
-    clock: Clock,
-) -> None:
+class Parts(NamedTuple):
+    """What a PNode is made of; `armed` are the failpoints of all processes."""
+
+    registry: Registry
+    make_backend: Callable[[int], Backend]
+    clock: Clock
+    armed: tuple[Failpoint, ...] = ()
+
+
+def run_pnode_process(stdin: BinaryIO, stdout: BinaryIO, parts: Parts) -> None:
     """Serve as the PNode that the first line of `stdin` describes, until the pipe ends or the orchestrator
     leaves.
 
@@ -51,32 +54,33 @@ def run_pnode_process(
     except msgspec.MsgspecError as error:
         raise PeerError("this command is started by an orchestrator, not by hand", why=str(error)) from error
     try:
-        asyncio.run(_serve(bootstrap, stdin, stdout, registry, make_backend, clock))
+        asyncio.run(_serve(bootstrap, stdin, stdout, parts))
     except* DcnrError as group:
         raise first_error(group) from None
 
 
-async def _serve(
-    bootstrap: Bootstrap,
-    stdin: BinaryIO,
-    stdout: BinaryIO,
-    registry: Registry,
-    make_backend: Callable[[int], Backend],
-    clock: Clock,
-) -> None:
+async def _serve(bootstrap: Bootstrap, stdin: BinaryIO, stdout: BinaryIO, parts: Parts) -> None:
     credentials = Credentials(
         cert_pem=bootstrap.certificate_pem.encode(),
         key_pem=bootstrap.key_pem.encode(),
         ca_pem=bootstrap.authority_pem.encode(),
     )
-    transport = GrpcTransport(bootstrap.pnode, credentials, bootstrap.cluster, host=bootstrap.host)
-    compute = Compute(bootstrap.pnode, registry, lambda: make_backend(bootstrap.threads), clock)
+    transport = GrpcTransport(
+        bootstrap.pnode,
+        credentials,
+        bootstrap.cluster,
+        host=bootstrap.host,
+        failpoints=Failpoints(parts.armed, bootstrap.pnode),
+    )
+    compute = Compute(
+        bootstrap.pnode, parts.registry, lambda: parts.make_backend(bootstrap.threads), parts.clock
+    )
     driver = PNodeDriver(
         pnode=bootstrap.pnode,
         transport=transport,
         compute=compute,
-        registry=registry,
-        clock=clock,
+        registry=parts.registry,
+        clock=parts.clock,
         stays=bootstrap.stays,
     )
     _end_with_pipe(stdin, asyncio.get_running_loop(), driver.stop)
