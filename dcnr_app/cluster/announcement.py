@@ -136,6 +136,22 @@ def txt_bytes(txt: Mapping[bytes, bytes | None]) -> int:
     return sum(1 + len(key) + (0 if value is None else 1 + len(value)) for key, value in txt.items())
 
 
+def txt_fields(raw: bytes) -> dict[bytes, bytes | None]:
+    """The fields of a TXT record as it is on the wire: strings with a length byte, `key=value` or a bare key.
+    Of a key that comes twice the first counts; a string that is cut off at the end is left out."""
+    fields: dict[bytes, bytes | None] = {}
+    at = 0
+    while at < len(raw):
+        end = at + 1 + raw[at]
+        if end > len(raw):
+            break
+        key, equals, value = raw[at + 1 : end].partition(b"=")
+        if key:
+            fields.setdefault(key, value if equals else None)
+        at = end
+    return fields
+
+
 def _text(txt: Mapping[bytes, bytes | None], key: str) -> str:
     return (txt.get(key.encode()) or b"").decode("utf-8", "replace")
 

@@ -1,4 +1,4 @@
-"""Lets a value that flaps settle before it is acted on. Pure."""
+"""Acts no more often than is worth it: lets what flaps settle, and repeats ever more rarely. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,30 @@ SETTLE_MS: Final = 1_000.0
 MEMORY_MS: Final = 60_000.0
 FREE_CHANGES: Final = 3
 MAX_SETTLE_MS: Final = 20_000.0
+
+FIRST_REPEAT_MS: Final = 1_000.0
+LAST_REPEAT_MS: Final = 60_000.0
+
+
+class Repeater:
+    """When something is to be said again: at once, after FIRST_REPEAT_MS, and then after twice the time of
+    before, up to LAST_REPEAT_MS."""
+
+    def __init__(self) -> None:
+        self._next_ms = float("-inf")
+        self._after_ms = FIRST_REPEAT_MS
+
+    def start_over(self) -> None:
+        """Something has changed: it is worth saying at once, and again soon."""
+        self._next_ms, self._after_ms = float("-inf"), FIRST_REPEAT_MS
+
+    def is_due(self, now_ms: float) -> bool:
+        """Whether it is to be said now; it then counts as said."""
+        if now_ms < self._next_ms:
+            return False
+        self._next_ms = now_ms + self._after_ms
+        self._after_ms = min(self._after_ms * 2.0, LAST_REPEAT_MS)
+        return True
 
 
 class Damper(Generic[Value]):

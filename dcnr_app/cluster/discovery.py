@@ -23,9 +23,10 @@ from dcnr_app.cluster.addresses import (
     parse_address,
 )
 from dcnr_app.cluster.announcement import SERVICE_TYPE, Announcement, read_txt, write_txt
-from dcnr_app.cluster.damping import Damper
+from dcnr_app.cluster.damping import Damper, Repeater
 from dcnr_app.cluster.interfaces import usable_interfaces
-from dcnr_app.cluster.multicast import Hearers, MulticastService, Service, joinable
+from dcnr_app.cluster.mdns_listener import Hearers
+from dcnr_app.cluster.multicast import MulticastService, Service, joinable
 from dcnr_app.cluster.neighbours import Neighbour, Neighbours
 from dcnr_app.cluster.silence import Hearing, Silence, why_nobody
 from dcnr_app.errors import RefusedError, UnreachableError, UserError
@@ -34,8 +35,6 @@ _TICK_S: Final = 0.5
 _GATHER_S: Final = 0.05
 _POLL_MS: Final = 1_000.0
 _JITTER_MS: Final = 800
-_FIRST_REPEAT_MS: Final = 1_000.0
-_LAST_REPEAT_MS: Final = 60_000.0
 _IO_TIMEOUT_S: Final = 5.0
 _RETRY_MS: Final = 5_000.0
 _MAX_ASKED: Final = 16
@@ -94,8 +93,8 @@ class Discovery:
         self._direct: tuple[str, ...] = ()
         self._failures: dict[str, str] = {}
         self._is_deaf = False
-        self._since_ms = self._polled_ms = self._followed_ms = self._repeat_at_ms = 0.0
-        self._repeat_after_ms = _FIRST_REPEAT_MS
+        self._since_ms = self._polled_ms = self._followed_ms = 0.0
+        self._repeater = Repeater()
         self._has_heard_own = False
         self._shown: object = []
 
@@ -161,10 +160,11 @@ class Discovery:
         self._direct = tuple(addresses)[:_MAX_ASKED]
         self._repeat_soon()
 
-    def tell(self, announcement: Announcement, addresses: Sequence[str]) -> None:
-        """Another machine introduced itself by another way than multicast, as at the front door."""
-        self._neighbours.heard(announcement, self._dialled(addresses), self._clock.monotonic_ms())
+    def tell(self, announcement: Announcement, addresses: Sequence[str]) -> bool:
+        """Another machine introduced itself by another way than multicast, as at the front door. False if
+        there is no room for one more."""
         self._stirred.set()
+        return self._neighbours.heard(announcement, self._dialled(addresses), self._clock.monotonic_ms())
 
     def confirm(self, machine: str) -> None:
         """The machine was heard over an authenticated stream."""
@@ -246,15 +246,12 @@ class Discovery:
             self._service.ask_at(neighbour.addresses)
 
     def _repeat(self, now_ms: float) -> None:
-        if now_ms < self._repeat_at_ms:
-            return
-        self._service.repeat()
-        self._service.ask_at(self._direct)
-        self._repeat_at_ms = now_ms + self._repeat_after_ms
-        self._repeat_after_ms = min(self._repeat_after_ms * 2, _LAST_REPEAT_MS)
+        if self._repeater.is_due(now_ms):
+            self._service.repeat()
+            self._service.ask_at(self._direct)
 
     def _repeat_soon(self) -> None:
-        self._repeat_at_ms, self._repeat_after_ms = 0.0, _FIRST_REPEAT_MS
+        self._repeater.start_over()
         self._stirred.set()
 
     def _tell_changes(self, now_ms: float) -> None:
@@ -266,18 +263,19 @@ class Discovery:
             self._shown = shown
             self._on_change()
 
-    def _heard(self, instance: str, txt: Mapping[bytes, bytes | None], addresses: tuple[str, ...]) -> None:
+    def _heard(self, instance: str, txt: Mapping[bytes, bytes | None], addresses: tuple[str, ...]) -> bool:
         try:
             announcement = read_txt(txt)
         except RefusedError as error:
             _LOG.debug("announcement refused instance=%r why=%s", instance[:64], error.why)
-            return
+            return False
         if announcement.instance != instance:
             _LOG.debug("announcement refused instance=%r why=it speaks of another", instance[:64])
-        elif instance == self.own.instance:
+            return False
+        if instance == self.own.instance:
             self._has_heard_own = True
-        else:
-            self.tell(announcement, addresses)
+            return True
+        return self.tell(announcement, addresses)
 
     def _heard_half(self, instance: str) -> None:
         if len(self._incomplete) < _MAX_ASKED:

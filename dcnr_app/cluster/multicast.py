@@ -8,7 +8,7 @@ import asyncio
 import logging
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -16,15 +16,13 @@ from zeroconf import (  # type: ignore[attr-defined]  # two are public, though n
     DNSOutgoing,
     DNSQuestion,
     IPVersion,
-    RecordUpdate,
-    RecordUpdateListener,
     ServiceInfo,
-    Zeroconf,
 )
 from zeroconf import Error as ZeroconfError
 from zeroconf.asyncio import AsyncZeroconf
 
 from dcnr_app.cluster.addresses import parse_address
+from dcnr_app.cluster.mdns_listener import Hearers, MdnsListener
 from dcnr_app.errors import UnreachableError
 
 PORT: Final = 5353
@@ -45,15 +43,6 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     txt: Mapping[bytes, bytes]
     addresses: tuple[str, ...]
-
-
-class Hearers(msgspec.Struct, frozen=True, kw_only=True):
-    """Called on the event loop with an instance name in lower case. `heard` gets TXT record and addresses,
-    `incomplete` is for an instance whose addresses are not known yet, `gone` for one whose goodbye came."""
-
-    heard: Callable[[str, Mapping[bytes, bytes | None], tuple[str, ...]], None]
-    incomplete: Callable[[str], None]
-    gone: Callable[[str], None]
 
 
 class MulticastService:
@@ -85,7 +74,7 @@ class MulticastService:
         except (OSError, TimeoutError, ZeroconfError) as error:
             await opened.async_close()
             raise _unusable(error) from error
-        opened.zeroconf.async_add_listener(_Listener(self._type, self._hearers), None)
+        opened.zeroconf.async_add_listener(MdnsListener(self._type, self._hearers), None)
         self._zeroconf = opened
 
     async def publish(self, service: Service) -> None:
@@ -132,9 +121,13 @@ class MulticastService:
         """Announce once more, and ask who else is there."""
         if self._zeroconf is None:
             return
+        question = _question([(self._type, _PTR)])
         if self._published is not None:
             self._send(self._zeroconf.zeroconf.generate_service_broadcast(self._published, None))
-        self._send(_question([(self._type, _PTR)]))
+            question.add_answer_at_time(
+                self._published.dns_pointer(), 0.0
+            )  # so that we do not answer ourselves
+        self._send(question)
 
     def ask(self, instances: Sequence[str]) -> None:
         """Ask whether these are there; the answer goes to all. What is known already is not told with it, as
@@ -180,51 +173,6 @@ class MulticastService:
             self._zeroconf.zeroconf.async_send(packet)
 
 
-class _Listener(RecordUpdateListener):
-    """Takes the records of our type out of each packet, also those that repeat what was known."""
-
-    def __init__(self, service_type: str, hearers: Hearers) -> None:
-        self._type = service_type
-        self._suffix = f".{service_type}".lower()
-        self._hearers = hearers
-        self._fresh: dict[str, None] = {}
-        self._zeroconf: Zeroconf | None = None
-
-    def async_update_records(self, zc: Zeroconf, now: float, records: list[RecordUpdate]) -> None:
-        """Before the cache takes the records of one packet."""
-        self._zeroconf = zc
-        for update in records:
-            record = update.new
-            name = _instance_name(update)
-            if not name.endswith(self._suffix):
-                continue
-            instance = name.removesuffix(self._suffix)
-            if record.ttl == 0:
-                self._hearers.gone(instance)
-            elif record.type == _TXT and not record.is_expired(now):
-                self._fresh[instance] = None
-
-    def async_update_records_complete(self) -> None:
-        """Once the cache has them."""
-        fresh, self._fresh = list(self._fresh), {}
-        for instance in fresh:
-            self._hand_on(instance)
-
-    def _hand_on(self, instance: str) -> None:
-        if self._zeroconf is None:
-            return
-        try:
-            info = ServiceInfo(self._type, f"{instance}.{self._type}")
-            is_complete = info.load_from_cache(self._zeroconf)
-            addresses = tuple(info.parsed_scoped_addresses())
-        except (ZeroconfError, ValueError):  # a name that is none: somebody's mistake, or an attack
-            return
-        if is_complete and addresses:
-            self._hearers.heard(instance, info.properties, addresses)
-        else:
-            self._hearers.incomplete(instance)
-
-
 def joinable(addresses: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Which of these addresses' interfaces take part in multicast, and why the others do not. Blocks briefly.
 
@@ -266,11 +214,6 @@ def _question(records: Sequence[tuple[str, int]], *, is_unicast: bool = False) -
         question.unicast = is_unicast
         packet.add_question(question)
     return packet
-
-
-def _instance_name(update: RecordUpdate) -> str:
-    """The instance that a record speaks of: a pointer's target, else its own name."""
-    return str(getattr(update.new, "alias", update.new.name)).lower()
 
 
 def _unusable(error: Exception) -> UnreachableError:

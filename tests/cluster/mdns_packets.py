@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +41,37 @@ def records_of(
         *(_record(host, _A, _FLUSH_INTERNET, ttl_s, socket.inet_aton(address)) for address in addresses),
     ]
     return struct.pack("!HHHHHH", 0, _RESPONSE, 0, len(answers), 0, 0) + b"".join(answers)
+
+
+def crowd_of(service_type: str, n: int, first: int = 0) -> bytes:
+    """A response with so many pointers of another type, numbered, which caches keep for an hour."""
+    answers = [
+        _record(service_type, _PTR, 0x0001, 3600, _name(f"x{i}.{service_type}"))
+        for i in range(first, first + n)
+    ]
+    return struct.pack("!HHHHHH", 0, _RESPONSE, 0, n, 0, 0) + b"".join(answers)
+
+
+def heard_by_everybody() -> socket.socket:
+    """A socket that hears every multicast DNS packet on loopback."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    listening.bind(("", 5353))
+    group = socket.inet_aton("224.0.0.251") + socket.inet_aton("127.0.0.1")
+    listening.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
+    listening.setblocking(False)
+    return listening
+
+
+async def hear(listening: socket.socket, instance: str) -> None:
+    """Wait for a packet on this socket that announces the instance."""
+    loop = asyncio.get_running_loop()
+    while True:
+        packet = await loop.sock_recv(listening, 9000)
+        if packet[2] & 0x80 and instance.encode() in packet:
+            return
 
 
 def send_all(packets: Iterable[bytes]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcnr_app.cluster.damping import MAX_SETTLE_MS, SETTLE_MS, Damper
+from dcnr_app.cluster.damping import LAST_REPEAT_MS, MAX_SETTLE_MS, SETTLE_MS, Damper, Repeater
 
 
 def test_a_change_comes_into_force_once_it_has_settled() -> None:
@@ -57,3 +59,27 @@ def test_only_a_value_that_stayed_comes_into_force(steps: list[tuple[int, float]
         if damper.observe(value, now):
             assert now - since >= SETTLE_MS
             assert damper.value == value
+
+
+def test_a_repeat_comes_at_once_and_then_after_twice_the_time_up_to_a_minute() -> None:
+    repeater = Repeater()
+    said = [now for now in range(0, 300_000, 100) if repeater.is_due(float(now))]
+    gaps = [later - now for now, later in itertools.pairwise(said)]
+    assert said[0] == 0
+    assert gaps == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
+
+
+def test_a_change_starts_the_repeats_over() -> None:
+    repeater = Repeater()
+    for now in range(0, 300_000, 100):
+        repeater.is_due(float(now))
+    repeater.start_over()
+    assert repeater.is_due(300_000.0)
+    assert not repeater.is_due(300_999.0)
+    assert repeater.is_due(301_000.0)
+
+
+def test_in_an_hour_without_change_it_is_said_no_more_than_once_a_minute() -> None:
+    repeater = Repeater()
+    n_said = sum(repeater.is_due(float(now)) for now in range(0, 3_600_000, 500))
+    assert n_said <= 3_600_000 / LAST_REPEAT_MS + 7

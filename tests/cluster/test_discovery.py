@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dcnr_app.clock import SystemClock
@@ -22,7 +23,13 @@ from dcnr_app.cluster.multicast import joinable
 from dcnr_app.cluster.neighbours import ASK_MS, MAX_SERVICES, OFFLINE_MS
 from dcnr_app.errors import UnreachableError, UserError
 from tests.cluster.announced import Announced, ManualClock, announced, announcement, own_world
-from tests.cluster.mdns_packets import records_of, send_all
+from tests.cluster.mdns_packets import (
+    crowd_of,
+    hear,
+    heard_by_everybody,
+    records_of,
+    send_all,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="multicast on loopback needs a POSIX system")
 
@@ -189,6 +196,49 @@ def test_a_flood_of_made_up_machines_is_capped_and_drives_out_nobody() -> None:
             assert a.state_of("b") == "live"
 
     asyncio.run(flood())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_hundred_thousand_made_up_machines_cost_less_than_twenty_megabytes() -> None:
+    async def flood() -> int:
+        world, process = own_world(), psutil.Process()
+        async with announced(world, announcement("a")) as a, announced(world, announcement("b")):
+            await a.sees("b")
+            before = process.memory_info().rss
+            for i in range(100_000):
+                send_all([records_of(world, announcement(f"fake {i}", run="01"), ("127.0.0.9",))])
+                await asyncio.sleep(0)
+            assert a.state_of("b") == "live"
+            return process.memory_info().rss - before
+
+    assert asyncio.run(flood()) < 20_000_000
+
+
+def test_a_cache_that_strangers_filled_hides_nobody() -> None:
+    async def crowd() -> None:
+        world = own_world()
+        async with announced(world, announcement("a")) as a:
+            for first in range(0, 12_000, 40):  # the library keeps 10,000 records
+                send_all([crowd_of("_other._tcp.local.", 40, first)])
+                await asyncio.sleep(0)
+            async with announced(world, announcement("b")):
+                (seen,) = await a.sees("b")
+                assert "127.0.0.1" in seen.addresses
+
+    asyncio.run(crowd())
+
+
+def test_an_announcement_is_repeated_for_those_who_missed_it() -> None:
+    async def repeat() -> None:
+        world, clock = own_world(), ManualClock()
+        async with announced(world, announcement("a"), clock=clock) as a:
+            with heard_by_everybody() as listening:
+                for _ in range(4):  # the first three may be those of the start
+                    clock.now_ms += 60_000.0
+                    await asyncio.wait_for(hear(listening, a.discovery.own.instance), 5.0)
+
+    asyncio.run(repeat())
 
 
 def test_malformed_announcements_are_passed_over_and_the_next_one_is_heard() -> None:
