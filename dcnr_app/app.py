@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dcnr_app.clock import Clock, SystemClock
 from dcnr_app.cluster.local_cluster import ClusterSettings
@@ -12,16 +13,20 @@ from dcnr_app.cluster.staff import Staff, local_staff
 from dcnr_app.data.dataset import Dataset, load_dataset
 from dcnr_app.data.tokenizer import Tokenizer, load_tokenizer
 from dcnr_app.engine.backend import Backend
-from dcnr_app.engine.device import device_summary
+from dcnr_app.engine.device import device_class, device_summary
 from dcnr_app.engine.reference import ReferenceBackend
 from dcnr_app.errors import UserError
 from dcnr_app.nodes.graph.load import LoadedNetwork, load_network, read_network_file
 from dcnr_app.nodes.registry import Registry, load_registry
 from dcnr_app.sessions import Workshop
-from dcnr_app.settings import Home, asset_path, child_environment, find_home
+from dcnr_app.settings import HOME_VARIABLE, Home, asset_path, child_environment, find_home
 from dcnr_app.store.sessions import SessionRecord, settle_sessions
 from dcnr_app.store.sqlite import SqliteStore
 from dcnr_app.stored import find_folder, session_dataset_folder, tokenizer_folder, usable_path
+
+
+if TYPE_CHECKING:
+    from dcnr_app.cluster.agent import Agent
 
 
 def make_backend(threads: int) -> Backend:
@@ -116,3 +121,38 @@ class App:
             staff=staff,
             pid=os.getpid(),
         )
+
+    # ---- agents
+
+    def agent(
+        self, *, starts_cluster: bool = False, cluster_name: str = "", is_loopback: bool = False
+    ) -> Agent:
+        """This machine's agent, not yet running."""
+        from dcnr_app.cluster.agent import Agent, AgentSettings
+        from dcnr_app.cluster.agent_pnodes import PNodeSettings
+        from dcnr_app.cluster.pairing_messages import AGENT_PORT
+        from dcnr_app.cluster.builds import this_build
+
+        summary = device_summary()
+        backend = make_backend(1)
+        try:
+            own_class = device_class(backend.device_class())
+        finally:
+            backend.close()
+        pnode = PNodeSettings(
+            environment={**child_environment(), HOME_VARIABLE: str(self.home.root)},
+            threads=summary.n_cores,
+            host="127.0.0.1" if is_loopback else "0.0.0.0",  # noqa: S104  # mutual TLS, members only
+            agent_port=0 if is_loopback else AGENT_PORT,
+            device=f"{summary.processor}, {summary.n_cores} cores, {summary.memory_bytes >> 30} GiB",
+            device_class=own_class,
+        )
+        settings = AgentSettings(
+            home=self.home,
+            build=this_build(own_class),
+            pnode=pnode,
+            cluster_name=cluster_name,
+            starts_cluster=starts_cluster,
+            is_loopback=is_loopback,
+        )
+        return Agent(settings, self.clock)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import click
@@ -44,20 +44,30 @@ from dcnr_app.store.sessions import SessionRecord, get_session
 from dcnr_app.store.store import Store
 
 _SWITCH_INTERVAL_S = 0.0002
+_BLOCK_BYTES = 1 << 16
 
 
 @click.command("session-process", hidden=True)
 def command() -> None:
     """Run one session. Started by an agent, never by hand."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    line = sys.stdin.buffer.readline()
+    stdin = sys.stdin.fileno()
+    line = _first_line(stdin)
     if not line:
         return
     try:
         bootstrap = msgspec.json.decode(line, type=RunnerBootstrap)
     except msgspec.MsgspecError as error:
         raise PeerError("this command is started by an agent, not by hand", why=str(error)) from error
-    SessionProcess(bootstrap, App()).run()
+    SessionProcess(bootstrap, App(), stdin).run()
+
+
+def _first_line(stdin: int) -> bytes:
+    """Up to the first line's end and not further: the rest is for the thread that listens."""
+    line = bytearray()
+    while (character := os.read(stdin, 1)) not in (b"", b"\n"):
+        line += character
+    return bytes(line)
 
 
 def emit(event: RunnerEvent) -> None:
@@ -68,13 +78,15 @@ def emit(event: RunnerEvent) -> None:
 class SessionProcess:
     """The session's Watcher, and what joins its crew to the agent's lines."""
 
-    def __init__(self, bootstrap: RunnerBootstrap, app: App) -> None:
+    def __init__(self, bootstrap: RunnerBootstrap, app: App, stdin: int) -> None:
+        self._stdin = stdin
         self._bootstrap = bootstrap
         self._app = app
         self._loop: asyncio.AbstractEventLoop | None = None
         self._crew: RemoteCrew | None = None
         self._stop: Callable[[], None] = lambda: None
         self._early: list[RunnerCommand] = []
+        self._from_step = 0
         self._taking = threading.Lock()
 
     def run(self) -> None:
@@ -128,6 +140,7 @@ class SessionProcess:
     def _train(self, shop: sessions.Workshop, store: Store, record: SessionRecord) -> dict[str, Any]:
         dataset, tokenizer = self._app.dataset_of(record)
         found = sessions.find_start(shop, store, record)
+        self._from_step = found.start.step
         for item in found.passed_over:
             emit(SessionNoted(f"checkpoint {item.id} is passed over: {item.why}"))
         text = sessions.Text(dataset, tokenizer)
@@ -136,14 +149,19 @@ class SessionProcess:
     # ---- the agent's lines
 
     def _listen(self) -> None:
-        for line in iter(sys.stdin.buffer.readline, b""):
-            command = msgspec.json.decode(line, type=RunnerCommand)
-            with self._taking:
-                if self._loop is None:
-                    self._early.append(command)
-                else:
-                    self._loop.call_soon_threadsafe(self._carry_out, command)
+        waiting = b""
+        while block := os.read(self._stdin, _BLOCK_BYTES):  # a buffer's lock would hang the interpreter's end
+            *lines, waiting = (waiting + block).split(b"\n")
+            for line in lines:
+                self._heard(msgspec.json.decode(line, type=RunnerCommand))
         os._exit(3)  # the agent is gone; what is durable is enough to go on
+
+    def _heard(self, command: RunnerCommand) -> None:
+        with self._taking, suppress(RuntimeError):  # the loop is closed: the session has just ended
+            if self._loop is None:
+                self._early.append(command)
+            else:
+                self._loop.call_soon_threadsafe(self._carry_out, command)
 
     def _carry_out(self, command: RunnerCommand) -> None:
         if self._crew is None:
@@ -162,7 +180,7 @@ class SessionProcess:
 
     def planned(self, network: Network, plan: Plan) -> None:
         """The first plan."""
-        emit(SessionPlanned(plan.generation, 0, plan.assignment))
+        emit(SessionPlanned(plan.generation, self._from_step, plan.assignment))
 
     def replanned(self, network: Network, plan: Plan, step: int) -> None:
         """A new plan is taken up."""

@@ -15,6 +15,7 @@ from dcnr_app.cluster.membership import Membership
 from dcnr_app.ids import PNodeId
 
 FRONT_DOOR_PORT: Final = 47_621
+AGENT_PORT: Final = 47_622
 MAX_BODY_BYTES: Final = 64 << 10
 MAX_REPLY_BYTES: Final = 1 << 20  # a grant carries the membership
 MAX_DEVICES: Final = 32

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import msgspec
 
+from dcnr_app.cluster.processes import strike
 from dcnr_app.cluster.runner_lines import RunnerBootstrap, RunnerCommand, RunnerEvent
 from dcnr_app.errors import PeerError
 
@@ -45,6 +46,10 @@ class RunnerProcess:
         except (BrokenPipeError, ConnectionResetError) as error:
             code = await process.wait()
             raise PeerError(f"the session's process ended at once with code {code}") from error
+        except BaseException:  # a cancellation too must leave no process
+            strike(process)
+            await process.wait()
+            raise
         return runner
 
     async def run(self, on_event: Callable[[RunnerEvent], None]) -> int:
@@ -75,8 +80,7 @@ class RunnerProcess:
             async with asyncio.timeout(_EXIT_S):
                 await self._process.wait()
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            strike(self._process)
             await self._process.wait()
 
     async def _write(self, line: bytes) -> None:

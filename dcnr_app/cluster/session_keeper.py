@@ -79,6 +79,8 @@ class SessionKeeper:
 
     def resume_wanted(self) -> str:
         """Go on with the session that ran when the agent ended, if there was one; returns its id."""
+        if self._keeping is not None and not self._keeping.done():
+            return ""
         try:
             session = msgspec.json.decode(self._wanted_file.read_bytes(), type=str)
         except FileNotFoundError:
@@ -121,7 +123,6 @@ class SessionKeeper:
             self._runner = await RunnerProcess.start(self._make_bootstrap(self._request), self._environment)
             code = await self._runner.run(self._take)
             if self._ended is not None:
-                self._forget()
                 return
             _LOG.warning("session_process_ended session=%s code=%s", self.session, code)
             delay_s = delays.after((loop.time() - started_s) * 1000.0)
@@ -129,7 +130,6 @@ class SessionKeeper:
                 what = f"the session's process ended with code {code}"
                 fix = _WORDS.format(session=self.session) if self.session else ""
                 self._take(SessionEnded(self.session, "failed", f"{what}. {fix}".strip(), 1))
-                self._forget()
                 return
             self._request = SessionRequest(session=self.session, prompt=self._request.prompt)
             await asyncio.sleep(delay_s)
@@ -142,6 +142,7 @@ class SessionKeeper:
                 self._begun.set()
             case SessionEnded():
                 self._ended = event
+                self._forget()  # before anybody can see it as a session that should run
             case _:
                 pass
         self._on_event(event)
