@@ -72,7 +72,7 @@ class ChaosProxy:
         self.accepts = True
 
     async def __aenter__(self) -> ChaosProxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         return self
 
     async def __aexit__(
@@ -112,10 +112,12 @@ class ChaosProxy:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if self.accepts:
                 await self._carry_both(reader, writer)
@@ -123,7 +125,6 @@ class ChaosProxy:
             pass  # the target refused, or an end was reset: so is the other
         finally:
             writer.transport.abort()
-            self._tasks.discard(task)
 
     async def _carry_both(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = self._target.rpartition(":")
