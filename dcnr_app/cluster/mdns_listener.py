@@ -54,9 +54,10 @@ class MdnsListener(RecordUpdateListener):
         noted = {i for i, text in texts.items() if i and self._hand_on(zc, i, text, fresh)}
         if any(texts) and not noted:
             self._useless.extend(fresh)
-        else:  # pointers live long, and lead to nothing that is not announced by itself
-            pointers = [r for r in fresh if isinstance(r, DNSPointer)]
-            self._useless.extend(r for r in pointers if self._instance_of(r) not in {"", *noted})
+        else:  # others' pointers live long, and lead to nothing that is not announced by itself
+            ours = zc.registry.async_get_info_name
+            pointers = [r for r in fresh if isinstance(r, DNSPointer) and self._instance_of(r)]
+            self._useless.extend(r for r in pointers if ours(r.alias.lower()) is None)
 
     def async_update_records_complete(self) -> None:
         """Once the cache has them: what is of no use does not stay there."""
