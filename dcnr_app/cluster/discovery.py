@@ -227,9 +227,13 @@ class Discovery:
                 await self._publish()
         except UnreachableError as error:
             failures["multicast DNS"] = error.why
+        self._is_deaf = not targets or "multicast DNS" in failures
         if failures != self._failures:
-            _LOG.warning("not everything is announced failures=%s", failures)
-        self._failures, self._is_deaf = failures, not targets or "multicast DNS" in failures
+            level = (
+                logging.WARNING if self._is_deaf else logging.INFO
+            )  # an address is new for a second or two
+            _LOG.log(level, "interfaces left out failures=%s", failures)
+        self._failures = failures
 
     async def _publish(self) -> None:
         own, addresses = self.own, self.announced_addresses

@@ -174,7 +174,8 @@ class MulticastService:
 
 
 def joinable(addresses: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Which of these addresses' interfaces take part in multicast, and why the others do not. Blocks briefly.
+    """Which of these addresses' interfaces take part in multicast DNS, and why the others do not. Blocks, but
+    briefly.
 
     One broken interface (unplugged a moment ago) would else keep all from being used.
     """
@@ -191,20 +192,30 @@ def joinable(addresses: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]
 
 
 def _join(text: str) -> None:
-    is_6 = ":" in text
-    with socket.socket(socket.AF_INET6 if is_6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        if is_6:
-            where = socket.getaddrinfo(text, 0, flags=socket.AI_NUMERICHOST)[0][4]
+    """Do what the library will do, and undo it."""
+    family = socket.AF_INET6 if ":" in text else socket.AF_INET
+    where = socket.getaddrinfo(text, PORT, family, socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0][4]
+    with _shared(family) as everywhere, _shared(family) as probe:
+        everywhere.bind(("", PORT))
+        probe.bind(where)
+        if family == socket.AF_INET6:
             index = int(where[3]) if len(where) == 4 else 0
-            probe.bind(where)
-            group = socket.inet_pton(socket.AF_INET6, _GROUP_6) + struct.pack("@I", index)
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, group)
+            group = socket.inet_pton(family, _GROUP_6) + struct.pack("@I", index)
+            everywhere.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, group)
         else:
             interface = socket.inet_aton(text)
-            probe.bind((text, 0))
             group = socket.inet_aton(_GROUP_4) + interface
-            probe.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
+            everywhere.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
             probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, interface)
+
+
+def _shared(family: int) -> socket.socket:
+    """A datagram socket whose port others may have too."""
+    made = socket.socket(family, socket.SOCK_DGRAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "SO_REUSEPORT"):
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return made
 
 
 def _question(records: Sequence[tuple[str, int]], *, is_unicast: bool = False) -> DNSOutgoing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -296,6 +297,25 @@ def test_alone_the_machine_hears_itself_and_says_after_a_while_that_nobody_is_th
             assert a.discovery.silence() is None
             clock.now_ms += 8_000.0
             await a.until(lambda seen: _cause(a) == "nobody")
+
+    asyncio.run(wait())
+
+
+def test_a_port_that_another_program_holds_is_told_and_used_once_it_is_free() -> None:
+    async def wait() -> None:
+        world, clock = own_world(), ManualClock()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
+            try:
+                holder.bind(("", 5353))
+            except OSError:
+                pytest.skip("another program holds UDP 5353 already")
+            async with announced(world, announcement("a"), clock=clock) as a:
+                assert _cause(a) == "no-socket"
+                holder.close()
+                clock.now_ms += 6_000.0
+                async with announced(world, announcement("b")) as b:
+                    await b.sees("a")
+                    await a.sees("b")
 
     asyncio.run(wait())
 
