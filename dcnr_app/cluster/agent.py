@@ -57,7 +57,7 @@ class Agent:
     """`run` is its life. Implements the front door's handlers."""
 
     def __init__(self, settings: AgentSettings, clock: Clock) -> None:
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self.files = ClusterFiles(settings.home)
         self.machine = self._load()
@@ -73,7 +73,7 @@ class Agent:
         self.front_door = self._door((_LOOPBACK,), 0)
 
     def _load(self) -> Machine:
-        return load_machine(self._settings.home)
+        return load_machine(self.settings.home)
 
     def _door(self, hosts: tuple[str, ...], port: int) -> FrontDoor:
         return FrontDoor(FrontDoorSettings(hosts=hosts, port=port), self, self._clock)
@@ -123,18 +123,18 @@ class Agent:
     async def _start(self, tasks: asyncio.TaskGroup) -> None:
         self._joining = AgentJoining(tasks, self._admitted_here)
         await self._open_front_door()
-        discovery = msgspec.structs.replace(self._settings.discovery, is_loopback=self._settings.is_loopback)
+        discovery = msgspec.structs.replace(self.settings.discovery, is_loopback=self.settings.is_loopback)
         self._discovery = Discovery(discovery, tasks, self._clock, lambda: None, self._is_connected)
         await self._discovery.start(self._announcement())
         own = await asyncio.to_thread(self.files.load_cluster)
-        if own is None and self._settings.starts_cluster:
-            await self.start_cluster(self._settings.cluster_name or f"{self.machine.name}'s cluster")
+        if own is None and self.settings.starts_cluster:
+            await self.start_cluster(self.settings.cluster_name or f"{self.machine.name}'s cluster")
         elif own is not None:
             await self._enter(own)
 
     async def _open_front_door(self) -> None:
         """On the usual port if it is free, over IPv6 too where there is such a thing."""
-        if self._settings.is_loopback:
+        if self.settings.is_loopback:
             self.front_door_port = await self.front_door.start()
             return
         last: UserError | None = None
@@ -168,10 +168,10 @@ class Agent:
         async with self._changing:
             own = await asyncio.to_thread(
                 create_cluster,
-                self._settings.home,
+                self.settings.home,
                 self.machine,
                 name,
-                n_pnodes=self._settings.n_pnodes,
+                n_pnodes=self.settings.n_pnodes,
                 now_ms=self._clock.wall_ms(),
             )
             await self._enter(own)
@@ -181,9 +181,9 @@ class Agent:
         refuse_second_cluster(self.files)
         return Joiner(
             machine=self.machine,
-            build=self._settings.build,
-            n_pnodes=self._settings.n_pnodes,
-            device=self._settings.pnode.device,
+            build=self.settings.build,
+            n_pnodes=self.settings.n_pnodes,
+            device=self.settings.pnode.device,
         )
 
     async def leave(self, reason: str) -> None:
@@ -193,16 +193,16 @@ class Agent:
             cluster = self.cluster
             if cluster is None:
                 raise RefusedError("this machine is in no cluster")
+            self.notices.append(reason)
             self.cluster = None
             self.front_door.open_cluster(None)
             await cluster.close(for_good=True)
             await asyncio.to_thread(self.files.drop_cluster, reason)
-            self.notices.append(reason)
             await self.discovery.update(self._announcement())
 
     async def rename(self, name: str) -> None:
         """Another name for this machine. Raises UserError, StoreError."""
-        self.machine = await asyncio.to_thread(rename_machine, self._settings.home, self.machine, name)
+        self.machine = await asyncio.to_thread(rename_machine, self.settings.home, self.machine, name)
         await self.discovery.update(self._announcement())
 
     async def _enter(self, own: OwnCluster) -> None:
@@ -211,13 +211,13 @@ class Agent:
         registrar = None
         if own.role == "orchestrator":
             registrar = await asyncio.to_thread(
-                Registrar, self.files, self.machine, self._settings.build, self._clock
+                Registrar, self.files, self.machine, self.settings.build, self._clock
             )
         hooks = ClusterHooks(
             hosts=self.hosts, heard_at=self._heard_at, removed=self._removed, confirmed=self._confirmed
         )
         cluster = AgentCluster(
-            own, self.files, registrar, self._settings.pnode, self._clock, hooks, lambda: self.machine.name
+            own, self.files, registrar, self.settings.pnode, self._clock, hooks, lambda: self.machine.name
         )
         await cluster.start(self._tasks)
         self.cluster = cluster
@@ -226,7 +226,7 @@ class Agent:
 
     async def _admitted_here(self, admission: Admission) -> None:
         async with self._changing:
-            own = await asyncio.to_thread(save_admission, self._settings.home, admission)
+            own = await asyncio.to_thread(save_admission, self.settings.home, admission)
             await self._enter(own)
 
     def _removed(self, reason: str) -> None:
@@ -237,7 +237,7 @@ class Agent:
 
     def hosts(self) -> tuple[str, ...]:
         """This machine's addresses, best first."""
-        if self._settings.is_loopback:
+        if self.settings.is_loopback:
             return (_LOOPBACK,)
         return self.discovery.announced_addresses or (_LOOPBACK,)
 
@@ -269,7 +269,7 @@ class Agent:
             cluster=cluster.own.cluster if cluster else "",
             cluster_name=cluster.own.name if cluster else "",
             role=cluster.own.role if cluster else "",
-            device_summary=self._settings.pnode.device,
+            device_summary=self.settings.pnode.device,
             agent_port=cluster.link.port if cluster else None,
         )
 
@@ -285,7 +285,7 @@ class Agent:
             cluster=cluster.own.cluster if cluster else "",
             cluster_name=cluster.own.name if cluster else "",
             key_fingerprint=self.machine.fingerprint,
-            build=self._settings.build,
+            build=self.settings.build,
         )
 
     def pending_changed(self) -> None:
