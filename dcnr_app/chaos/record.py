@@ -22,6 +22,8 @@ class Fault(msgspec.Struct, kw_only=True):
     resumed_ms: float | None = None
     noticed_ms: float | None = None
     recovered_ms: float | None = None
+    renewed_ms: float | None = None
+    """The first step that was new, after all replayed ones."""
 
 
 class RunRecord:
@@ -105,6 +107,11 @@ class RunRecord:
         elapsed_ms = (end_ms or self.last_ms) - self.first_ms
         return 1000.0 * (self._tokens - self._first_tokens) / elapsed_ms if elapsed_ms > 0 else 0.0
 
+    def stalled_ms(self) -> float:
+        """Time from faults to the first new steps after them: what all of them cost at most."""
+        until = {fault.injected_ms: fault.renewed_ms or self.last_ms for fault in self.faults}
+        return sum(renewed_ms - injected_ms for injected_ms, renewed_ms in until.items())
+
     def _open(self, now_ms: float) -> list[Fault]:
         return [fault for fault in self.faults if _is_open(fault, now_ms)]
 
@@ -118,6 +125,9 @@ class RunRecord:
                 fault.recovered_ms = now_ms
         if line.is_replay:
             return
+        for fault in self.faults:
+            if fault.recovered_ms is not None and fault.renewed_ms is None:
+                fault.renewed_ms = now_ms
         if not self.n_commits:
             self.first_ms, self._first_tokens = now_ms, line.tokens
         self.step, self.last_ms = line.step, now_ms
@@ -127,7 +137,7 @@ class RunRecord:
     def _noticed(self, now_ms: float) -> None:
         for fault in self._open(now_ms):
             if fault.noticed_ms is None:
-                fault.noticed_ms, fault.recovered_ms = now_ms, None
+                fault.noticed_ms, fault.recovered_ms, fault.renewed_ms = now_ms, None, None
 
 
 def _is_open(fault: Fault, now_ms: float) -> bool:

@@ -41,6 +41,7 @@ def report_card(record: RunRecord, comparison: Comparison) -> dict[str, Any]:
         "throughput_kept": comparison.disturbed_tokens_per_s / kept if kept else 0.0,
         "tokens_per_s": comparison.disturbed_tokens_per_s,
         "undisturbed_tokens_per_s": comparison.undisturbed_tokens_per_s,
+        "stalled_s": record.stalled_ms() / 1000.0,
         "loss_bitwise": comparison.loss_bitwise,
         "compared_steps": comparison.compared_steps,
         "checkpoint_every": record.checkpoint_every,
@@ -86,6 +87,7 @@ def summary_of(card: Mapping[str, Any]) -> dict[str, str]:
         "failures": "; ".join(" ".join(text.split()) for text in card["failures"]) or "none",
         "throughput kept": f"{100.0 * card['throughput_kept']:.1f} %: {card['tokens_per_s']:,.0f} of "
         f"{card['undisturbed_tokens_per_s']:,.0f} tokens/s, replayed steps not counted",
+        "without new steps": f"{card['stalled_s']:.1f} s in all, because of faults",
         "noticed, worst": f"{_worst(loud)} on a death, {_worst(silent)} on silence",
         "going on, worst": _worst([f["recover_s"] for f in faults]),
         "snapshot every": f"{card['checkpoint_every']} steps",

@@ -110,6 +110,20 @@ def test_replayed_steps_are_no_commits_and_tokens_count_after_the_first_commit()
     assert record.tokens_per_s(9000.0) == pytest.approx(400 / 8.0)
 
 
+def test_the_cost_of_faults_is_the_time_to_the_next_new_steps_and_two_at_once_cost_it_once() -> None:
+    record = running()
+    hit(record, "kill-two", 2000.0)
+    hit(record, "kill-two", 2000.0)
+    record.take(Noticed("lost PNode a"), 2100.0)
+    recover(record, 4000.0)
+    record.take(step(2), 4500.0)
+    hit(record, "stop-short", 9000.0)
+    record.resumed(11_000.0)
+    record.take(step(3), 11_100.0)
+    record.take(step(4), 11_200.0)
+    assert record.stalled_ms() == 2500.0 + 2100.0
+
+
 def test_only_steps_are_progress() -> None:
     record = running(1000.0)
     record.take(Noticed("lost PNode a"), 50_000.0)
