@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from dcnr_app.data.tokenizer import Tokenizer, load_tokenizer
 from dcnr_app.engine.backend import Backend
 from dcnr_app.engine.device import device_class, device_summary
 from dcnr_app.engine.reference import ReferenceBackend
-from dcnr_app.errors import UserError
+from dcnr_app.errors import DcnrError, UserError, first_error
 from dcnr_app.nodes.graph.load import LoadedNetwork, load_network, read_network_file
 from dcnr_app.nodes.registry import Registry, load_registry
 from dcnr_app.sessions import Workshop
@@ -23,7 +23,6 @@ from dcnr_app.settings import HOME_VARIABLE, Home, asset_path, child_environment
 from dcnr_app.store.sessions import SessionRecord, settle_sessions
 from dcnr_app.store.sqlite import SqliteStore
 from dcnr_app.stored import find_folder, session_dataset_folder, tokenizer_folder, usable_path
-
 
 if TYPE_CHECKING:
     from dcnr_app.cluster.agent import Agent
@@ -130,8 +129,8 @@ class App:
         """This machine's agent, not yet running."""
         from dcnr_app.cluster.agent import Agent, AgentSettings
         from dcnr_app.cluster.agent_pnodes import PNodeSettings
-        from dcnr_app.cluster.pairing_messages import AGENT_PORT
         from dcnr_app.cluster.builds import this_build
+        from dcnr_app.cluster.pairing_messages import AGENT_PORT
 
         summary = device_summary()
         backend = make_backend(1)
@@ -156,3 +155,30 @@ class App:
             is_loopback=is_loopback,
         )
         return Agent(settings, self.clock)
+
+    def run_agent(self, agent: Agent) -> None:
+        """Run an agent until it is told to end or a signal comes. Raises RefusedError if one runs in this
+        home, and what keeps it from starting."""
+        import asyncio
+        import secrets
+
+        from dcnr_app.cluster.agent_file import drop_agent_file, held_by_agent, write_agent_file
+        from dcnr_app.local_agent import LocalAgent
+        from dcnr_app.ui.web.server import LocalApiServer
+
+        async def serve() -> Callable[[], Awaitable[None]]:
+            token = secrets.token_urlsafe(32)
+            server = LocalApiServer(LocalAgent(agent, self.clock, os.getpid()), token)
+            write_agent_file(self.home, await server.start(), token)
+
+            async def close() -> None:
+                drop_agent_file(self.home)
+                await server.close()
+
+            return close
+
+        try:
+            with held_by_agent(self.home):
+                asyncio.run(agent.run(serve))
+        except* DcnrError as group:
+            raise first_error(group) from None

@@ -92,10 +92,11 @@ def show_command(session: str, *, as_json: bool) -> None:
 @_session_argument
 @click.option("--workers", type=click.IntRange(0, 64), help="Worker processes. [default: as many as before]")
 @click.option("--prompt", default="def ", show_default=True, help="What the sample at the end begins with.")
+@click.option("--cluster", "on_cluster", is_flag=True, help="Go on on the cluster of this machine's agent.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout.")
 @click.pass_context
 def resume_command(
-    ctx: click.Context, session: str, workers: int | None, prompt: str, *, as_json: bool
+    ctx: click.Context, session: str, workers: int | None, prompt: str, *, on_cluster: bool, as_json: bool
 ) -> None:
     """Go on with SESSION from its newest checkpoint; steps since then are replayed to the same losses."""
     from dcnr_app.app import App
@@ -107,6 +108,11 @@ def resume_command(
     with reading(app) as store:
         record = find_session(store, session)
     settings_of(record)
+    if on_cluster:
+        from dcnr_app.cli.cluster_run import run_on_cluster
+
+        request = {"session": record.session, "prompt": prompt}
+        ctx.exit(run_on_cluster(app.home, request, as_json=as_json))
     ctx.exit(run_session_command(app, record, n_workers=workers, as_json=as_json, prompt=prompt))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from dcnr_app.cli.output import finite
@@ -22,6 +24,12 @@ from dcnr_app.cli.output import finite
 @click.option("--seed", type=click.IntRange(0), help="Seed of parameters and batches.")
 @click.option("--precision", type=click.Choice(["float32"]), help="Number format of compute.")
 @click.option("--prompt", default="def ", show_default=True, help="What the sample at the end begins with.")
+@click.option(
+    "--cluster",
+    "on_cluster",
+    is_flag=True,
+    help="Train on the cluster of this machine's agent, instead of worker processes of this machine.",
+)
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout.")
 @click.pass_context
 def command(
@@ -32,6 +40,7 @@ def command(
     workers: int,
     prompt: str,
     *,
+    on_cluster: bool,
     as_json: bool,
     **flags: object,
 ) -> None:
@@ -44,6 +53,13 @@ def command(
     app = App()
     loaded = app.network(network)
     flags["learning_rate"] = flags.pop("lr")
+    if on_cluster:
+        from dcnr_app.cli.cluster_run import run_on_cluster
+
+        place = str(Path(network).resolve()) if Path(network).is_file() else network
+        given = {name: value for name, value in flags.items() if value is not None}
+        request = {"network": place, "dataset": dataset, "settings": given, "prompt": prompt}
+        ctx.exit(run_on_cluster(app.home, request, as_json=as_json))
     settings = resolve_training(loaded.training, **flags)
     found, tokenizer = app.dataset(dataset)
     code = start_session(
