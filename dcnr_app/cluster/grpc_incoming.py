@@ -83,7 +83,7 @@ class IncomingStream:
 
     async def _refuse(self, refusal: Refusal) -> None:
         reason = refusal.reason[:_MAX_REASON_CHARACTERS]
-        _LOG.warning("message_refused peer=%s tag=%s why=%s", self.peer, refusal.tag, reason)
+        _LOG.info("message_refused peer=%s tag=%s why=%s", self.peer, refusal.tag, reason)
         for pieces in cut(encode(0, Refused(reason=reason, tag=refusal.tag), {})):
             await self._write(pieces)
 

@@ -16,6 +16,9 @@ Channel = Literal["control", "bulk"]
 
 SERVICE: Final = "dcnr.v1.Peer"
 GREETING_TIMEOUT_S: Final = 5.0
+HANDSHAKE_TIMEOUT_S: Final = 5.0
+MAX_CONNECTIONS: Final = 2_048
+"""All at once, strangers' half-open handshakes among them: each costs 33 KiB (measured), so 66 MiB."""
 STALL_S: Final = 60.0
 """A peer that answers pings but takes no byte for so long is given up: what waits for it holds memory."""
 # A silent peer is found over control after at most 1.4 + 3.5 s; one that pauses for 3 s is kept. Over bulk,
@@ -59,7 +62,8 @@ def server_options() -> tuple[Option, ...]:
         *_COMMON,
         *_timeouts(_LENIENT_TIMEOUT_MS),
         ("grpc.so_reuseport", 0),
-        ("grpc.server_handshake_timeout_ms", 5_000),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_TIMEOUT_S * 1000)),
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
         ("grpc.max_concurrent_streams", 8),
         ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_TIME_MS // 2),
     )

@@ -17,6 +17,7 @@ from dcnr_app.clock import Clock
 from dcnr_app.cluster.compute import Compute
 from dcnr_app.cluster.grpc_transport import GrpcTransport
 from dcnr_app.cluster.identity import Credentials
+from dcnr_app.cluster.open_files import allow_open_files
 from dcnr_app.cluster.pnode import PNodeDriver, role_of
 from dcnr_app.cluster.processes import Bootstrap, Listening
 from dcnr_app.cluster.transport import Member
@@ -46,6 +47,7 @@ def run_pnode_process(stdin: BinaryIO, stdout: BinaryIO, parts: Parts) -> None:
     Raises PeerError if that line is not a Bootstrap, and what ended the PNode if something did.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    allow_open_files()
     line = stdin.readline()
     if not line:
         return  # the parent ended before it could say anything
