@@ -21,10 +21,10 @@ MAX_CONNECTIONS: Final = 2_048
 """All at once, strangers' half-open handshakes among them: each costs 33 KiB (measured), so 66 MiB."""
 STALL_S: Final = 60.0
 """A peer that answers pings but takes no byte for so long is given up: what waits for it holds memory."""
-# A silent peer is found over control after at most 1.4 + 3.5 s; one that pauses for 3 s is kept. Over bulk,
+# A silent peer is found over control after at most 1.3 + 3.4 s; one that pauses for 3 s is kept. Over bulk,
 # and from the listening side, pings may wait behind megabytes in a slow link (4 MiB at 10 Mbit/s: 3.4 s).
-_KEEPALIVE_TIME_MS: Final = 1_400
-_STRICT_TIMEOUT_MS: Final = 3_500
+_KEEPALIVE_TIME_MS: Final = 1_300
+_STRICT_TIMEOUT_MS: Final = 3_400
 _LENIENT_TIMEOUT_MS: Final = 20_000
 
 _COMMON: Final[tuple[Option, ...]] = (
