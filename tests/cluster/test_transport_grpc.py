@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
+from typing import NamedTuple
 
 import numpy as np
+import psutil
 import pytest
 
 from dcnr_app.cluster.grpc_transport import GrpcTransport
@@ -98,20 +102,59 @@ def test_port_that_is_taken_is_a_clear_error() -> None:
     run(test)
 
 
-def test_many_connects_and_disconnects_leave_no_task() -> None:
+class Held(NamedTuple):
+    """What this process holds."""
+
+    n_tasks: int
+    n_files: int
+    memory_bytes: int
+
+
+async def held_at_rest() -> Held:
+    """Once gRPC's own tasks and sockets of the last connections have ended."""
+    process, held = psutil.Process(), Held(1 << 30, 1 << 30, 0)
+    while True:
+        gc.collect()
+        now = Held(len(asyncio.all_tasks()), process.num_fds(), process.memory_info().rss)
+        if (now.n_tasks, now.n_files) == (held.n_tasks, held.n_files):
+            return now
+        held = now
+        await asyncio.sleep(0.2)
+
+
+async def cycles(n_warm: int, n: int) -> tuple[Held, Held]:
+    """Connect and disconnect, both channels; what is held after the first `n_warm` cycles and after all."""
+    async with grpc_cluster(ClusterAuthority.create(CLUSTER), A, B)[0] as cluster:
+        everyone, alone = [cluster.members[A], cluster.members[B]], [cluster.members[B]]
+        tensors = {"x": np.ones(1000, np.float32)}
+        first = None
+        for step in range(1, n_warm + n + 1):
+            await cluster.transports[A].send(B, applied(step), {})
+            await cluster.transports[A].send(B, hop(step), tensors)
+            await cluster.boxes[B].until_messages(2)
+            cluster.boxes[B].messages.clear()
+            cluster.transports[B].set_members(alone)
+            await cluster.boxes[A].until_lost(step)
+            cluster.transports[B].set_members(everyone)
+            if step == n_warm:
+                first = await held_at_rest()
+        assert first is not None
+        return first, await held_at_rest()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file descriptors to count")
+def test_connects_and_disconnects_leave_no_task_and_no_file() -> None:
     async def test() -> None:
-        async with grpc_cluster(ClusterAuthority.create(CLUSTER), A, B)[0] as cluster:
-            await cluster.transports[A].send(B, applied(0), {})
-            await cluster.boxes[B].until_messages(1)
-            everyone, alone = [cluster.members[A], cluster.members[B]], [cluster.members[B]]
-            n_tasks = len(asyncio.all_tasks())
-            for step in range(1, 11):
-                cluster.transports[B].set_members(alone)
-                await cluster.boxes[A].until_lost(step)
-                cluster.transports[B].set_members(everyone)
-                await cluster.transports[A].send(B, applied(step), {})
-                await cluster.boxes[B].until_messages(step + 1)
-            # gRPC's own tasks of the last cycle may still be ending.
-            assert len(asyncio.all_tasks()) <= n_tasks + 4
+        first, last = await cycles(5, 30)
+        assert last[:2] == first[:2]
 
     run(test)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file descriptors to count")
+def test_thousand_connects_and_disconnects_leave_no_task_no_file_and_no_memory() -> None:
+    first, last = asyncio.run(cycles(200, 1000))
+    assert last[:2] == first[:2]
+    assert last.memory_bytes - first.memory_bytes < 16 << 20
