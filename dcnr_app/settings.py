@@ -6,6 +6,7 @@ Knows no layer above it. Nothing here creates a folder except `Home.ensure`.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ HOME_VARIABLE = "DCNR_HOME"
 FAILPOINT_VARIABLE = "DCNR_FAILPOINT"
 PRIVATE_MODE = 0o700
 _MOST_CONFIG_BYTES = 64 * 1024
+_QUIET = "ERROR"
+_TRACED = (("GRPC_VERBOSITY", "INFO"), ("GRPC_TRACE", "handshaker"))
 _LIMITS_FIX = "correct it, or: dcnr-app limits set --help"
 
 
@@ -218,11 +221,30 @@ def asset_path(name: str) -> Path:
 
 def quiet_libraries() -> None:
     """Keep gRPC's own log lines off stderr, unless they were asked for: call it before gRPC is loaded."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if _is_traced():  # a parent's setting for a process that reads them
+        os.environ.update(GRPC_VERBOSITY=_QUIET, GRPC_TRACE="")
+    os.environ.setdefault("GRPC_VERBOSITY", _QUIET)
+
+
+def trace_handshakes() -> bool:
+    """Let gRPC say why it refuses handshakes, for `cluster.grpc_refusals` to read: call it before gRPC is
+    loaded. Returns whether it does; not where somebody asked for gRPC's lines as they are, nor on Windows."""
+    os.environ.update(_tracing())
+    return _is_traced()
+
+
+def _is_traced() -> bool:
+    return all(os.environ.get(name) == value for name, value in _TRACED)
+
+
+def _tracing() -> dict[str, str]:
+    is_ours = os.environ.get("GRPC_VERBOSITY", _QUIET) == _QUIET and sys.platform != "win32"
+    return dict(_TRACED) if is_ours else {}
 
 
 def child_environment() -> dict[str, str]:
-    """The whole environment of a PNode process: this one's, with single-threaded BLAS.
+    """The whole environment of a PNode process: this one's, with single-threaded BLAS, and with gRPC's words
+    about handshakes, which the process reads.
 
     The engine spreads fixed tiles over threads of its own; a BLAS that does so too would make results depend
     on the number of cores.
@@ -230,4 +252,4 @@ def child_environment() -> dict[str, str]:
     single = dict.fromkeys(
         ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
     )
-    return {**os.environ, **single}
+    return {**os.environ, **single, **_tracing()}

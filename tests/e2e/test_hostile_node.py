@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
+import grpc
 import msgspec
 import psutil
 import pytest
@@ -214,6 +216,36 @@ def test_training_is_unharmed_by_the_hostile_corpus() -> None:
 @pytest.mark.timeout(300)
 def test_training_is_unharmed_by_the_hostile_corpus_in_full_size() -> None:
     lay_siege(100)
+
+
+def test_every_refused_stranger_is_in_the_log_with_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
+    async def test() -> None:
+        async with besieged(3) as (siege, session):
+            worker, authority = siege.shop.processes[0], siege.shop.authority
+            (door, *_) = siege.doors()
+            other = ClusterAuthority.create(CLUSTER).issue(PNodeId("intruder"), CLUSTER, "worker")
+            await how_it_ends(worker, None)
+            await how_it_ends(worker, grpc.ssl_channel_credentials(authority.ca_pem))
+            await how_it_ends(worker, tls_of(other, authority.ca_pem))
+            await how_it_ends(worker, tls_of(authority.issue(PNodeId("stranger"), CLUSTER, "worker")))
+            await how_it_ends(worker, tls_of(rogue_branch(authority)))
+            await half_open(door, 30)
+            siege.journal.allow(9)
+            await session
+
+    run(test)
+    _, told = capfd.readouterr()
+    for reason in (
+        "WRONG_VERSION_NUMBER",
+        "PEER_DID_NOT_RETURN_A_CERTIFICATE",
+        "CERTIFICATE_VERIFY_FAILED",
+        "stranger is not a member of this cluster",
+        "intruder shows another certificate than the one it was admitted with",
+        "Handshake timed out",
+    ):
+        assert reason in told
+    assert "handshaker.cc" not in told
+    assert told.count("Handshake timed out") + sum(map(int, re.findall(r"refused n=(\d+)", told))) >= 30
 
 
 def rogue_branch(authority: ClusterAuthority) -> Credentials:
