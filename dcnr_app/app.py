@@ -13,19 +13,21 @@ from dcnr_app.cluster.staff import Staff, local_staff
 from dcnr_app.data.dataset import Dataset, load_dataset
 from dcnr_app.data.tokenizer import Tokenizer, load_tokenizer
 from dcnr_app.engine.backend import Backend
-from dcnr_app.engine.device import device_class, device_summary
+from dcnr_app.engine.device import device_summary
 from dcnr_app.engine.reference import ReferenceBackend
 from dcnr_app.errors import DcnrError, UserError, first_error
 from dcnr_app.nodes.graph.load import LoadedNetwork, load_network, read_network_file
 from dcnr_app.nodes.registry import Registry, load_registry
 from dcnr_app.sessions import Workshop
-from dcnr_app.settings import HOME_VARIABLE, Home, asset_path, child_environment, find_home
+from dcnr_app.settings import HOME_VARIABLE, Home, asset_path, child_environment, find_home, load_limits
 from dcnr_app.store.sessions import SessionRecord, settle_sessions
 from dcnr_app.store.sqlite import SqliteStore
 from dcnr_app.stored import find_folder, session_dataset_folder, tokenizer_folder, usable_path
 
 if TYPE_CHECKING:
     from dcnr_app.cluster.agent import Agent
+    from dcnr_app.cluster.devices import DeviceFacts
+    from dcnr_app.ids import PNodeId
 
 
 def make_backend(threads: int) -> Backend:
@@ -130,25 +132,37 @@ class App:
         from dcnr_app.cluster.agent import Agent, AgentSettings
         from dcnr_app.cluster.agent_pnodes import PNodeSettings
         from dcnr_app.cluster.builds import this_build
+        from dcnr_app.cluster.limits import threads_for
+        from dcnr_app.cluster.local_facts import Device, device_facts
         from dcnr_app.cluster.pairing_messages import AGENT_PORT
+        from dcnr_app.cluster.presence import verdict_now
+        from dcnr_app.engine.measure import measured, memory_now
 
-        summary = device_summary()
-        backend = make_backend(1)
+        summary, limits = device_summary(), load_limits(self.home)
+        threads = threads_for(limits, summary.n_cores)
+        backend = make_backend(threads)
         try:
-            own_class = device_class(backend.device_class())
+            measurement = measured(self.home.measured, backend, threads, self.clock)
         finally:
             backend.close()
+
+        def facts(pnode: PNodeId) -> DeviceFacts:
+            device = Device(pnode.rpartition("-")[0], name=summary.processor)
+            return device_facts(pnode, device, measurement, memory_now(), limits)
+
         pnode = PNodeSettings(
             environment={**child_environment(), HOME_VARIABLE: str(self.home.root)},
-            threads=summary.n_cores,
+            threads=threads,
             host="127.0.0.1" if is_loopback else "0.0.0.0",  # noqa: S104  # mutual TLS, members only
             agent_port=0 if is_loopback else AGENT_PORT,
-            device=f"{summary.processor}, {summary.n_cores} cores, {summary.memory_bytes >> 30} GiB",
-            device_class=own_class,
+            device=f"{summary.processor}, {threads} cores, {summary.memory_bytes >> 30} GiB",
+            device_class=measurement.device_class,
+            measured=facts,
+            may_work=lambda: verdict_now(load_limits(self.home)).reason,
         )
         settings = AgentSettings(
             home=self.home,
-            build=this_build(own_class),
+            build=this_build(measurement.device_class),
             pnode=pnode,
             cluster_name=cluster_name,
             starts_cluster=starts_cluster,

@@ -104,7 +104,8 @@ def create(
     now_ms = shop.clock.wall_ms()
     session = new_session_id(now_ms, secrets.randbits(16))
     network = loaded.network
-    plan_for(SessionJob(session=session, generation=1, network=network, settings=settings), shop.staff.pnodes)
+    draft = SessionJob(session=session, generation=1, network=network, settings=settings)
+    plan_for(draft, shop.staff.pnodes, shop.staff.facts)
     BatchCursor(text.dataset, _cursor_settings(settings, loaded.context))
     n_floats = sum(math.prod(p.spec.shape) for p in network_parameters(network).values())
     state_bytes = n_floats * _BYTES_PER_FLOAT * _SLOTS

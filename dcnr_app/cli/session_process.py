@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from typing import Any
@@ -16,9 +18,11 @@ import msgspec
 from dcnr_app import sessions
 from dcnr_app.app import App
 from dcnr_app.cluster.decision import Decision
+from dcnr_app.cluster.devices import ClusterFacts
 from dcnr_app.cluster.identity import Credentials
 from dcnr_app.cluster.messages import GradientsReady
 from dcnr_app.cluster.plan import Plan
+from dcnr_app.cluster.prediction import predict
 from dcnr_app.cluster.remote_crew import RemoteCrew
 from dcnr_app.cluster.runner_lines import (
     DrainPNode,
@@ -38,6 +42,7 @@ from dcnr_app.cluster.staff import Staff
 from dcnr_app.errors import DcnrError, InvalidError, PeerError
 from dcnr_app.ids import PNodeId
 from dcnr_app.nodes.graph.network import Network
+from dcnr_app.nodes.graph.training import TrainingSettings
 from dcnr_app.nodes.graph.training_form import resolve_training
 from dcnr_app.store.lock import HomeLock
 from dcnr_app.store.sessions import SessionRecord, get_session
@@ -87,6 +92,10 @@ class SessionProcess:
         self._stop: Callable[[], None] = lambda: None
         self._early: list[RunnerCommand] = []
         self._from_step = 0
+        self._settings = TrainingSettings()
+        self._predicted_ms = 0.0
+        self._stepped_ms = 0.0
+        self._step_ms: deque[float] = deque(maxlen=1_000)
         self._taking = threading.Lock()
 
     def run(self) -> None:
@@ -111,7 +120,9 @@ class SessionProcess:
         pnodes = tuple(sorted(member.pnode for member in self._bootstrap.members))
         if not pnodes:
             raise InvalidError("the cluster has no PNode to train on", fix="dcnr-app pnode ls")
-        return Staff(pnodes=pnodes, make=self._make_crew, recovers=True)
+        facts = ClusterFacts(devices=self._bootstrap.devices)
+        is_known = set(facts.pnodes) == set(pnodes)
+        return Staff(pnodes=pnodes, make=self._make_crew, recovers=True, facts=facts if is_known else None)
 
     def _make_crew(self, tasks: asyncio.TaskGroup) -> RemoteCrew:
         del tasks
@@ -140,11 +151,16 @@ class SessionProcess:
     def _train(self, shop: sessions.Workshop, store: Store, record: SessionRecord) -> dict[str, Any]:
         dataset, tokenizer = self._app.dataset_of(record)
         found = sessions.find_start(shop, store, record)
+        self._settings = sessions.settings_of(record)
         self._from_step = found.start.step
         for item in found.passed_over:
             emit(SessionNoted(f"checkpoint {item.id} is passed over: {item.why}"))
         text = sessions.Text(dataset, tokenizer)
-        return sessions.run(shop, store, record, text, found, self, self._bootstrap.request.prompt)
+        result = sessions.run(shop, store, record, text, found, self, self._bootstrap.request.prompt)
+        if self._predicted_ms and self._step_ms:
+            took_ms = statistics.median(self._step_ms)
+            emit(SessionNoted(f"a step took {took_ms:.0f} ms, predicted were {self._predicted_ms:.0f} ms"))
+        return result
 
     # ---- the agent's lines
 
@@ -167,8 +183,8 @@ class SessionProcess:
         if self._crew is None:
             return
         match command:
-            case PNodeJoined(member):
-                self._crew.joined(member)
+            case PNodeJoined(member, device):
+                self._crew.joined(member, device)
             case PNodeGone(pnode, reason):
                 self._crew.gone(pnode, reason)
             case DrainPNode(pnode):
@@ -179,7 +195,13 @@ class SessionProcess:
     # ---- the run's Watcher
 
     def planned(self, network: Network, plan: Plan) -> None:
-        """The first plan."""
+        """The first plan, and what is predicted of it."""
+        facts = self._bootstrap.devices
+        if facts and {device.pnode for device in facts} >= set(plan.pnodes):
+            found = predict(network, self._settings, ClusterFacts(devices=facts), plan.assignment)
+            self._predicted_ms = found.step_ms
+            most = f"{found.bottleneck.kind} {found.bottleneck.where}".rstrip()
+            emit(SessionNoted(f"predicted: {found.step_ms:.0f} ms a step, most of it for {most}"))
         emit(SessionPlanned(plan.generation, self._from_step, plan.assignment))
 
     def replanned(self, network: Network, plan: Plan, step: int) -> None:
@@ -194,6 +216,10 @@ class SessionProcess:
         self, decision: Decision, reports: Mapping[PNodeId, GradientsReady], *, is_replay: bool
     ) -> None:
         """A step was committed."""
+        now_ms = self._app.clock.monotonic_ms()
+        if self._stepped_ms:
+            self._step_ms.append(now_ms - self._stepped_ms)
+        self._stepped_ms = now_ms
         emit(SessionStepped(decision.step, decision.loss, is_replay))
 
     def validated(self, step: int, loss: float) -> None:

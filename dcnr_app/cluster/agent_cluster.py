@@ -31,6 +31,7 @@ from dcnr_app.ids import PNodeId
 _LOG = logging.getLogger(__name__)
 _STATUS_S = 1.0
 _DRAIN_S = 120.0
+_GOODBYE_S = 0.7  # streams of a removed machine are to end within a second
 
 
 class ClusterHooks(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +73,7 @@ class AgentCluster:
         self._pnodes: AgentPNodes | None = None
         self._tending: asyncio.Task[None] | None = None
         self._stirred = asyncio.Event()
+        self._goodbyes: dict[str, asyncio.Event] = {}
 
     @property
     def membership(self) -> Membership:
@@ -108,14 +110,13 @@ class AgentCluster:
         if self._tending is not None:
             self._tending.cancel()
             await asyncio.wait({self._tending})
+        if self.registrar is None and not self.trouble:
+            goodbye = AgentLeaves(machine=self.own.machine, for_good=for_good)
+            await self.link.tell(self.own.orchestrator, goodbye)
         if self.session is not None:
             await self.session.close()
         if self._pnodes is not None:
             await self._pnodes.close()
-        if self.registrar is None and not self.trouble:
-            await self.link.tell(
-                self.own.orchestrator, AgentLeaves(machine=self.own.machine, for_good=for_good)
-            )
         await self.link.close()
 
     def listening(self) -> Mapping[PNodeId, PNodeReport]:
@@ -147,12 +148,25 @@ class AgentCluster:
             )
         record = self.membership.find(machine)
         fresh = await asyncio.to_thread(self.registrar.remove, machine)
-        await self.link.tell(machine, MembershipUpdate(membership=msgspec.json.encode(fresh)))
+        await self._tell_removed(machine, MembershipUpdate(membership=msgspec.json.encode(fresh)))
         self.machines.left(machine)
         if self.session is not None and record is not None:
             for entry in record.pnodes:
                 await self.session.withdraw(entry.pnode, "its machine was removed from the cluster")
         self.membership_changed()
+
+    async def _tell_removed(self, machine: str, update: MembershipUpdate) -> None:
+        """Let a removed machine hear of it and say goodbye before its streams are cut: what is on its way
+        then is lost."""
+        goodbye = self._goodbyes.setdefault(machine, asyncio.Event())
+        try:
+            async with asyncio.timeout(_GOODBYE_S):
+                if not await self.link.tell(machine, update):
+                    await goodbye.wait()
+        except TimeoutError:
+            _LOG.info("removed_without_goodbye machine=%s", machine)
+        finally:
+            self._goodbyes.pop(machine, None)
 
     async def drain(self, machine: str) -> None:
         """Use a machine no more after its VNodes have moved. Raises RefusedError, UnreachableError."""
@@ -214,6 +228,8 @@ class AgentCluster:
                 if self.registrar is not None:
                     self.machines.left(machine)
                     self._stirred.set()
+                if machine in self._goodbyes:
+                    self._goodbyes[machine].set()
             case MembershipUpdate():
                 self._heard_membership(machine, message)
             case RestartPNode():

@@ -7,6 +7,9 @@ import msgspec
 from dcnr_app.cluster.message import Message
 from dcnr_app.ids import PNodeId
 
+RESTING = "resting"
+"""State of a PNode whose owner does not want it to work now."""
+
 
 class PNodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """One PNode as its machine's agent sees it. `address` is what gRPC dials; empty while it does not listen.

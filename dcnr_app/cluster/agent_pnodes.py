@@ -10,8 +10,9 @@ import msgspec
 import psutil
 
 from dcnr_app.clock import Clock
-from dcnr_app.cluster.agent_messages import PNodeReport
+from dcnr_app.cluster.agent_messages import RESTING, PNodeReport
 from dcnr_app.cluster.cluster_files import OwnCluster, PNodeSecret
+from dcnr_app.cluster.devices import DeviceFacts
 from dcnr_app.cluster.identity import fingerprint
 from dcnr_app.cluster.local_worker import RestartDelays
 from dcnr_app.cluster.processes import Bootstrap, WorkerProcess, start_worker
@@ -21,6 +22,7 @@ from dcnr_app.ids import PNodeId
 
 _LOG = logging.getLogger(__name__)
 _CRASH_LOOP_S = 10.0
+_OWNER_S = 5.0
 
 
 class PNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,10 @@ class PNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     agent_port: int = 0
     device: str = ""
     device_class: str = ""
+    measured: Callable[[PNodeId], DeviceFacts] | None = None
+    """What was measured of a PNode's device, with the memory that is free now."""
+    may_work: Callable[[], str] = lambda: ""
+    """Why the owner does not want work done now; an empty text if he does. May take seconds."""
 
 
 class AgentPNode:
@@ -71,9 +77,9 @@ class AgentPNode:
         if self._process is not None and self._process.pid == pid:
             self._process.kill()
 
-    def report(self, hosts: Sequence[str]) -> PNodeReport:
-        """How it is; `hosts` are this machine's addresses."""
-        process = self._process
+    def report(self, hosts: Sequence[str], resting: str) -> PNodeReport:
+        """How it is; `hosts` are this machine's addresses, `resting` is why it is not to work now."""
+        process, measured = self._process, self._settings.measured
         address = ""
         if process is not None:
             address = dial_target(hosts, int(process.address.rpartition(":")[2]))
@@ -82,12 +88,13 @@ class AgentPNode:
             address=address,
             fingerprint=fingerprint(self._secret.credentials.cert_pem),
             pid=process.pid if process is not None else 0,
-            state=self.state,
-            why=self.why,
+            state=RESTING if resting and process is not None else self.state,
+            why=resting or self.why,
             memory_bytes=_resident_bytes(process.pid) if process is not None else 0,
             free_memory_bytes=psutil.virtual_memory().available,
             device=self._settings.device,
             device_class=self._settings.device_class,
+            facts=msgspec.json.encode(measured(self.pnode)) if measured is not None else b"",
         )
 
     async def close(self) -> None:
@@ -123,10 +130,18 @@ class AgentPNodes:
     ) -> None:
         self._pnodes = [AgentPNode(secret, own, settings, clock) for secret in own.pnodes]
         self._keeping = [tasks.create_task(pnode.keep(changed)) for pnode in self._pnodes]
+        self._may_work = settings.may_work
+        self._keeping.append(tasks.create_task(self._watch_owner()))
+        self._resting = ""
 
     def reports(self, hosts: Sequence[str]) -> tuple[PNodeReport, ...]:
         """How they are."""
-        return tuple(pnode.report(hosts) for pnode in self._pnodes)
+        return tuple(pnode.report(hosts, self._resting) for pnode in self._pnodes)
+
+    async def _watch_owner(self) -> None:
+        while True:
+            self._resting = await asyncio.to_thread(self._may_work)
+            await asyncio.sleep(_OWNER_S)
 
     def restart(self, pnode: PNodeId, pid: int) -> None:
         """End this process of a PNode, if it is still its process."""

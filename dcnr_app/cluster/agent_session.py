@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from dcnr_app.cluster.agent_messages import PNodeReport
+from dcnr_app.cluster.agent_messages import RESTING, PNodeReport
 from dcnr_app.cluster.agent_state import Offered
 from dcnr_app.cluster.cluster_files import OwnCluster
+from dcnr_app.cluster.devices import DeviceFacts
 from dcnr_app.cluster.messages import Address
 from dcnr_app.cluster.runner_lines import (
     DrainPNode,
@@ -32,6 +34,7 @@ from dcnr_app.cluster.session_keeper import SessionKeeper
 from dcnr_app.errors import InvariantError, UnreachableError
 from dcnr_app.ids import PNodeId
 
+_LOG = logging.getLogger(__name__)
 _LINES = 50
 
 
@@ -68,6 +71,7 @@ class AgentSession:
         self._hosts = hosts
         self._offered = Offered()
         self._draining: set[PNodeId] = set()
+        self._resting: set[PNodeId] = set()
         self._drained = asyncio.Event()
         self._keeper = SessionKeeper(wanted_file, self._bootstrap, environment, self._take, tasks)
         self.state = SessionState()
@@ -108,9 +112,17 @@ class AgentSession:
         """Offer the session the PNodes that are new; returns the processes that must end, by PNode."""
         if not self.is_running:
             return {}
+        await self._rest_and_wake()
         for report in self._offered.news(self._available()):
-            await self._keeper.tell(PNodeJoined(_address(report)))
+            await self._keeper.tell(PNodeJoined(_address(report), _device(report)))
         return self._offered.to_restart()
+
+    async def _rest_and_wake(self) -> None:
+        """PNodes whose owner wants them to rest give up what they hold; later they are offered again."""
+        resting = {pnode for pnode, report in self._listening().items() if report.state == RESTING}
+        for pnode in resting - self._resting:
+            await self._keeper.tell(DrainPNode(pnode))
+        self._resting = resting
 
     async def withdraw(self, pnode: PNodeId, reason: str) -> None:
         """A PNode is gone for good."""
@@ -142,7 +154,11 @@ class AgentSession:
         return pnode in self._draining
 
     def _available(self) -> dict[PNodeId, PNodeReport]:
-        return {p: report for p, report in self._listening().items() if p not in self._draining}
+        return {
+            pnode: report
+            for pnode, report in self._listening().items()
+            if pnode not in self._draining and report.state != RESTING
+        }
 
     def _bootstrap(self, request: SessionRequest) -> RunnerBootstrap:
         runner = self._own.runner
@@ -157,6 +173,7 @@ class AgentSession:
             authority_pem=runner.ca_pem.decode(),
             hosts=self._hosts(),
             members=tuple(_address(report) for report in available.values()),
+            devices=tuple(device for report in available.values() if (device := _device(report))),
             request=request,
         )
 
@@ -183,6 +200,16 @@ class AgentSession:
             case SessionEnded():
                 state.status, state.error, state.exit_code = event.status, event.error, event.exit_code
                 self._drained.set()
+
+
+def _device(report: PNodeReport) -> DeviceFacts | None:
+    """What its machine measured; None where that is not known or cannot be read."""
+    try:
+        facts = msgspec.json.decode(report.facts, type=DeviceFacts) if report.facts else None
+    except msgspec.MsgspecError as error:
+        _LOG.warning("device_facts_unreadable pnode=%s why=%s", report.pnode, error)
+        return None
+    return facts if facts is not None and facts.pnode == report.pnode else None
 
 
 def _address(report: PNodeReport) -> Address:

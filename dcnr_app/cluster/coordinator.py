@@ -78,6 +78,8 @@ def start(
     state.validated = set(job.validated)
     state.order = list(job.plan.pnodes)
     state.members = {member.pnode: member for member in members if member.pnode in job.plan.pnodes}
+    if job.recovery is not None:
+        state.devices = {device.pnode: device for device in job.recovery.devices}
     state.outside = tuple(member for member in members if member.pnode not in job.plan.pnodes)
     out: list[CoordinatorEffect] = []
     recovery.configure_all(state, out)
@@ -98,7 +100,9 @@ def step(
             _finish(state, out, effect_id, outcome)
         case Lost(peer, reason):
             recovery.lose(state, out, peer, reason)
-        case Joined(member):
+        case Joined(member, device):
+            if device is not None:
+                state.devices[member.pnode] = device
             recovery.join(state, out, member)
         case LeaveRequested(pnode):
             recovery.let_go(state, out, pnode)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from dcnr_app.cluster import coordinator_bench as bench
 from dcnr_app.cluster.coordinator_state import (
     Assignment,
     CoordinatorState,
@@ -19,6 +20,7 @@ from dcnr_app.cluster.coordinator_state import (
     drop_everything,
     release,
 )
+from dcnr_app.cluster.devices import ClusterFacts
 from dcnr_app.cluster.effects import (
     BeginGeneration,
     CoordinatorEffect,
@@ -33,18 +35,13 @@ from dcnr_app.cluster.effects import (
 )
 from dcnr_app.cluster.inputs import Handles, Restored
 from dcnr_app.cluster.messages import Address, Configure, Failed, Stop
-from dcnr_app.cluster.placement import assign
+from dcnr_app.cluster.planning import plan_on
 from dcnr_app.cluster.routes import outside_references
-from dcnr_app.cluster.schedule import build_plan
 from dcnr_app.errors import DcnrError, InvariantError
 from dcnr_app.ids import PNodeId
 from dcnr_app.nodes.graph.analysis import network_parameters
 from dcnr_app.nodes.graph.network import Network
 
-MAX_DEATHS = 3
-"""Losses between two committed steps after which what the lost PNodes had in common is blamed."""
-MAX_LINK_FAILURES = 2
-"""Times that one PNode may report the same other one as unreachable, between two committed steps."""
 SUSPECT_MS = 1_500.0
 """How long a PNode that others cannot reach may take to be seen as lost here too."""
 
@@ -56,13 +53,15 @@ def lose(state: CoordinatorState, out: list[CoordinatorEffect], peer: PNodeId, r
     """A PNode is gone. If it had a part in the plan, the session goes on without it where that is allowed."""
     member = state.members.pop(peer, None)
     state.leaving.discard(peer)
-    if peer not in state.job.plan.pnodes or state.is_over:
+    if state.is_over:
+        return
+    if member is not None and state.job.recovery is not None:
+        out.append(Evict(peer, reason))  # else its process would never be offered again
+    if peer not in state.job.plan.pnodes:
         return
     if state.job.recovery is None:
         fail(state, out, f"lost PNode {peer}: {reason}", peer, "lost")
         return
-    if member is not None:
-        out.append(Evict(peer, reason))
     state.missing.add(peer)
     if state.stage != "recovering" and is_at_rest(state):
         withdraw_requests(state, out, f"lost PNode {peer}: {reason}")
@@ -74,14 +73,14 @@ def lose(state: CoordinatorState, out: list[CoordinatorEffect], peer: PNodeId, r
 
 def report(state: CoordinatorState, out: list[CoordinatorEffect], sender: PNodeId, failed: Failed) -> None:
     """A worker lost a peer. The peer's own streams will break too, or only the way between the two is broken:
-    either way the generation is over. A way that stays broken costs the peer its place."""
-    peer = PNodeId(failed.peer)
+    either way the generation is over. A way that stays broken costs one of the two its place for a while."""
+    named = PNodeId(failed.peer)
+    peer = named if named in state.job.plan.pnodes else sender
     if is_at_rest(state):
         return
-    pair = (sender, peer)
-    state.link_failures[pair] = state.link_failures.get(pair, 0) + 1
-    if state.link_failures[pair] > MAX_LINK_FAILURES:
-        lose(state, out, peer, f"{sender} cannot reach it")
+    left_out = bench.note_failure(state, sender, peer)
+    if left_out:
+        begin(state, out, f"{sender}: {failed.what}; {left_out} is left out for a while", PNodeId(""))
         return
     state.suspect = peer if peer != sender else PNodeId("")
     begin(state, out, f"{sender}: {failed.what}", PNodeId(""))
@@ -158,7 +157,8 @@ def advance(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
     if state.commit_effect or state.capture_effect or state.effect or not _available(state):
         return
     waited_ms = state.now_ms - state.since_ms
-    is_waiting = (state.missing and waited_ms < recovery.grace_ms) or (
+    may_return = any(not bench.is_benched(state, pnode) for pnode in state.missing)
+    is_waiting = (may_return and waited_ms < recovery.grace_ms) or (
         state.suspect in state.members and waited_ms < SUSPECT_MS
     )
     if not is_waiting:
@@ -206,6 +206,7 @@ def configure_all(state: CoordinatorState, out: list[CoordinatorEffect]) -> None
     state.stage = "configuring"
     state.waiting = set(job.plan.pnodes)
     state.planned_ms = state.progress_ms = state.now_ms
+    state.statuses = {}  # how long something hung in an earlier generation is no measure for this one
     configure = Configure(
         **state.ids,
         network=job.network,
@@ -221,8 +222,9 @@ def configure_all(state: CoordinatorState, out: list[CoordinatorEffect]) -> None
 def next_assignment(state: CoordinatorState, graph: Network, restored: Restored) -> Assignment:
     """The assignment of the new generation. Raises InvalidError if the network cannot be placed."""
     job, pnodes = state.job, _available(state)
-    assignment = assign(graph, job.settings.rows, pnodes)
-    plan = build_plan(graph, assignment, pnodes, job.settings, generation=state.generation)
+    devices = tuple(state.devices[pnode] for pnode in pnodes if pnode in state.devices)
+    facts = ClusterFacts(devices=devices) if len(devices) == len(pnodes) else None
+    plan = plan_on(graph, job.settings, pnodes, facts, state.generation)
     return msgspec.structs.replace(
         job,
         plan=plan,
@@ -266,7 +268,9 @@ def fail(state: CoordinatorState, out: list[CoordinatorEffect], what: str, where
 
 
 def _available(state: CoordinatorState) -> tuple[PNodeId, ...]:
-    return tuple(p for p in state.order if p in state.members and p not in state.leaving)
+    there = [pnode for pnode in state.order if pnode in state.members and pnode not in state.leaving]
+    reachable = [pnode for pnode in there if not bench.is_benched(state, pnode)]
+    return tuple(reachable or there)
 
 
 def _drain(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
@@ -277,16 +281,13 @@ def _drain(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
 
 
 def _is_poisoned(state: CoordinatorState, out: list[CoordinatorEffect], peer: PNodeId) -> bool:
-    """Whether too many PNodes were lost without a step in between; then the session has failed."""
-    mine = frozenset(node for node, pnode in state.job.plan.assignment.items() if pnode == peer)
-    state.deaths.append(mine)
-    if len(state.deaths) < MAX_DEATHS:
+    """Whether VNodes end every PNode that they run on; then the session has failed."""
+    blamed = bench.note_death(state, peer)
+    if not blamed:
         return False
-    shared = sorted(frozenset.intersection(*state.deaths[-MAX_DEATHS:]))
-    if not shared:
-        return False
-    shown = ", ".join(shared[:6]) + (", …" if len(shared) > 6 else "")
-    what = f"{MAX_DEATHS} PNodes were lost one after the other without a step; all of them ran {shown}"
+    shown = ", ".join(blamed[:6]) + (", …" if len(blamed) > 6 else "")
+    lost = len(state.deaths)
+    what = f"PNodes were lost {lost} times without a step in between; all of them ran {shown}"
     fail(state, out, what, peer, "lost")
     return True
 

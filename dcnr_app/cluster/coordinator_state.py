@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from dcnr_app.cluster.decision import Decision, LossScale
+from dcnr_app.cluster.devices import DeviceFacts
 from dcnr_app.cluster.effects import CoordinatorEffect, Release
 from dcnr_app.cluster.inputs import Handle, Handles
 from dcnr_app.cluster.messages import Address, GradientsReady, SessionIds, Status
@@ -40,6 +41,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     graph: Network
+    devices: tuple[DeviceFacts, ...] = ()
+    """What was measured of the PNodes; where it is known of all, plans go by predicted times."""
     grace_ms: float = 0.0
     stall_ms: float = 120_000.0
 
@@ -80,6 +83,13 @@ class Capture(msgspec.Struct):
     parts: dict[str, Handles]
     counts: dict[PNodeId, int]
     arrived: dict[PNodeId, int]
+
+
+class Bench(msgspec.Struct, frozen=True):
+    """Until when a PNode is left out, by the orchestrator's monotonic clock, and for how long that is."""
+
+    until_ms: float
+    length_ms: float
 
 
 class CoordinatorState(msgspec.Struct):
@@ -128,12 +138,15 @@ class CoordinatorState(msgspec.Struct):
     """PNodes that can be used."""
     order: list[PNodeId] = msgspec.field(default_factory=list)
     """All PNodes ever known, in the order in which plans use them."""
+    devices: dict[PNodeId, DeviceFacts] = msgspec.field(default_factory=dict)
     missing: set[PNodeId] = msgspec.field(default_factory=set)
     """PNodes lost in this recovery: they may come back."""
     suspect: PNodeId = PNodeId("")
     """A PNode that another one cannot reach and that is not seen as lost here yet."""
     link_failures: dict[tuple[PNodeId, PNodeId], int] = msgspec.field(default_factory=dict)
     """How often one PNode could not reach another since the last new step."""
+    benched: dict[PNodeId, Bench] = msgspec.field(default_factory=dict)
+    """PNodes that others could not reach: they are left out for a while."""
     leaving: set[PNodeId] = msgspec.field(default_factory=set)
     reason: str = ""
     since_ms: float = 0.0
@@ -143,8 +156,8 @@ class CoordinatorState(msgspec.Struct):
     handover: str = ""
     """Why a new plan is wanted at a step boundary; empty if none is."""
     planned_ms: float = 0.0
-    deaths: list[frozenset[str]] = msgspec.field(default_factory=list)
-    """VNodes of the PNodes lost since the last new step."""
+    deaths: list[tuple[PNodeId, frozenset[str]]] = msgspec.field(default_factory=list)
+    """The PNodes lost since the last new step, and the VNodes that they ran."""
     statuses: dict[PNodeId, Status] = msgspec.field(default_factory=dict)
     progress_ms: float = 0.0
     longest_ms: float = 0.0

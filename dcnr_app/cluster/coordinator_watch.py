@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dcnr_app.cluster import coordinator_bench as bench
 from dcnr_app.cluster import coordinator_recovery as recovery
 from dcnr_app.cluster.coordinator_state import CoordinatorState
 from dcnr_app.cluster.effects import CoordinatorEffect
@@ -31,6 +32,8 @@ def tick(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
     if state.stage == "recovering":
         recovery.advance(state, out)
         return
+    if not state.handover and (back := bench.back_from_bench(state)):
+        state.handover = f"PNode {back[0]} is tried again"
     limit_ms = max(state.job.recovery.stall_ms, _TIMES_LONGEST * state.longest_ms)
     if state.stage not in _WATCHED or state.now_ms - state.progress_ms <= limit_ms:
         return

@@ -12,6 +12,7 @@ from typing import NewType
 import msgspec
 
 from dcnr_app.cluster.decision import Decision, LossScale
+from dcnr_app.cluster.devices import DeviceFacts
 from dcnr_app.cluster.messages import Address, AnyMessage, Norm
 from dcnr_app.ids import PNodeId
 
@@ -49,9 +50,10 @@ class Finished(_Frozen, frozen=True):
 
 
 class Joined(_Frozen, frozen=True):
-    """A PNode can be used: it is new, or its process is a new one."""
+    """A PNode can be used: it is new, or its process is a new one. `device` is what was measured of it."""
 
     member: Address
+    device: DeviceFacts | None = None
 
 
 class Slept(_Frozen, frozen=True):

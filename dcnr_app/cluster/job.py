@@ -8,12 +8,12 @@ import msgspec
 
 from dcnr_app.cluster.coordinator_recovery import loads_for
 from dcnr_app.cluster.coordinator_state import Assignment, Recovery
+from dcnr_app.cluster.devices import ClusterFacts
 from dcnr_app.cluster.generation import Sampling
 from dcnr_app.cluster.inputs import Handle, Handles
-from dcnr_app.cluster.placement import assign
 from dcnr_app.cluster.plan import Plan
+from dcnr_app.cluster.planning import plan_on
 from dcnr_app.cluster.routes import outside_references
-from dcnr_app.cluster.schedule import build_plan
 from dcnr_app.cluster.start_point import StartPoint
 from dcnr_app.ids import PNodeId, SessionId
 from dcnr_app.nodes.graph.network import Network, encode_network
@@ -34,10 +34,9 @@ class SessionJob(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling = Sampling(n_tokens=120, temperature=0.7, seed=0)
 
 
-def plan_for(job: SessionJob, pnodes: Sequence[PNodeId]) -> Plan:
+def plan_for(job: SessionJob, pnodes: Sequence[PNodeId], facts: ClusterFacts | None = None) -> Plan:
     """Placement and task order. Raises InvalidError if the network cannot be spread over so many PNodes."""
-    assignment = assign(job.network, job.settings.rows, pnodes)
-    return build_plan(job.network, assignment, pnodes, job.settings, generation=job.generation)
+    return plan_on(job.network, job.settings, pnodes, facts, job.generation)
 
 
 def assignment_for(

@@ -16,6 +16,7 @@ import numpy as np
 from dcnr_app.clock import Clock
 from dcnr_app.cluster import coordinator
 from dcnr_app.cluster.coordinator_state import Assignment, CoordinatorState
+from dcnr_app.cluster.devices import DeviceFacts
 from dcnr_app.cluster.effects import (
     CoordinatorEffect,
     Deliver,
@@ -196,9 +197,9 @@ class Orchestrator:
 
     # ---- the crew's Roster
 
-    def joined(self, member: Address) -> None:
+    def joined(self, member: Address, device: DeviceFacts | None = None) -> None:
         """A PNode can be used."""
-        self._arrivals.put_nowait(Joined(member))
+        self._arrivals.put_nowait(Joined(member, device))
 
     def drain(self, pnode: PNodeId) -> None:
         """A PNode is to leave: its VNodes move first, then the crew hears of it."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from dcnr_app.cluster.devices import DeviceFacts
 from dcnr_app.cluster.effects import (
     AppendCommit,
     BeginGeneration,
@@ -75,7 +76,7 @@ class Roster(Protocol):
         """A PNode's process ended, or cannot be reached."""
         ...
 
-    def joined(self, member: Address) -> None:
+    def joined(self, member: Address, device: DeviceFacts | None = None) -> None:
         """A PNode can be used: a new one, or a new process of a known one."""
         ...
 

@@ -89,6 +89,8 @@ class PNodeDriver:
         self._arrivals: asyncio.Queue[_Arrival | Lost | Slept] = asyncio.Queue()
         self._queue: asyncio.Queue[ComputeEffect | Leave | None] = asyncio.Queue()
         self._outbox: Outbox | None = None
+        self._orchestrator: tuple[Member, ...] = ()
+        """Where the last plan came from; outside a session nobody else may speak."""
         self._ended = asyncio.Event()
         self._started = asyncio.Event()
 
@@ -184,7 +186,9 @@ class PNodeDriver:
         self._take(Received(ORCHESTRATOR, message))
         if self._state.configure is message:
             self._expected = expected
-            self._transport.set_members(_peers(message, self._pnode))
+            peers = _peers(message, self._pnode)
+            self._orchestrator = tuple(peer for peer in peers if peer.pnode == ORCHESTRATOR)
+            self._transport.set_members(peers)
 
     # ---- effects
 
@@ -204,6 +208,9 @@ class PNodeDriver:
             case Leave(reason):
                 logger.info("leave pnode=%s reason=%s", self._pnode, reason)
                 self._expected = None
+                if self._orchestrator:
+                    # Its peers see their streams end, and not a refusal that would end their session.
+                    self._transport.set_members(self._orchestrator)
                 self._queue.put_nowait(effect)
                 if not self._stays:
                     self._ended.set()

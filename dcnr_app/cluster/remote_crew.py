@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dcnr_app.cluster.devices import DeviceFacts
 from dcnr_app.cluster.grpc_transport import GrpcTransport
 from dcnr_app.cluster.identity import Credentials, fingerprint
 from dcnr_app.cluster.messages import Address
@@ -56,12 +57,12 @@ class RemoteCrew:
         self._admit()
         return (own, *self._members.values())
 
-    def joined(self, member: Address) -> None:
+    def joined(self, member: Address, device: DeviceFacts | None) -> None:
         """A PNode can be used: new, or with a new process."""
         self._members[member.pnode] = member
         if self._roster is not None:
             self._admit()
-            self._roster.joined(member)
+            self._roster.joined(member, device)
 
     def gone(self, pnode: PNodeId, reason: str) -> None:
         """A PNode's machine says nothing any more."""

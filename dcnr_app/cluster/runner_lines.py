@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from dcnr_app.cluster.devices import DeviceFacts
 from dcnr_app.cluster.messages import Address
 from dcnr_app.ids import PNodeId
 
@@ -39,6 +40,8 @@ class RunnerBootstrap(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...]
     members: tuple[Address, ...]
     request: SessionRequest
+    devices: tuple[DeviceFacts, ...] = ()
+    """What was measured of the PNodes, as far as it is known."""
 
     def __repr__(self) -> str:
         """Without the private key, so that no log can hold it."""
@@ -53,6 +56,7 @@ class PNodeJoined(_Command, frozen=True, tag="joined"):
     """A PNode can be used: new, or with a new process."""
 
     member: Address
+    device: DeviceFacts | None = None
 
 
 class PNodeGone(_Command, frozen=True, tag="gone"):

@@ -106,7 +106,7 @@ async def run_session(
 ) -> RunOutcome:
     """Run to the end or to a requested stop (by `stop_file` too). Raises what went wrong, with PNode or
     step."""
-    run = _Run(job, plan_for(job, tools.staff.pnodes), tools, watcher)
+    run = _Run(job, plan_for(job, tools.staff.pnodes, tools.staff.facts), tools, watcher)
     try:
         async with asyncio.TaskGroup() as tasks:
             cluster = tools.staff.make(tasks)
@@ -142,7 +142,7 @@ class _Run:
         self._is_asked_to_stop = False
         self._recoveries: list[RecoveryFacts] = []
         self._can_recover = tools.journal is not None and tools.staff.recovers
-        recovery = Recovery(graph=job.network, grace_ms=tools.staff.grace_ms) if self._can_recover else None
+        recovery = _recovery(job, tools.staff) if self._can_recover else None
         handles = HandleTable()
         self._orchestrator = Orchestrator(
             job=assignment_for(job, plan, handles, recovery),
@@ -282,6 +282,11 @@ class _Run:
             sample=self._sample,
             recoveries=tuple(self._recoveries),
         )
+
+
+def _recovery(job: SessionJob, staff: Staff) -> Recovery:
+    devices = staff.facts.devices if staff.facts is not None else ()
+    return Recovery(graph=job.network, devices=devices, grace_ms=staff.grace_ms)
 
 
 async def _until_asked(stopping: asyncio.Event, stop_file: Path | None) -> None:

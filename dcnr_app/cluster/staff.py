@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dcnr_app.clock import Clock
+from dcnr_app.cluster.devices import ClusterFacts
 from dcnr_app.cluster.local_cluster import ClusterSettings, LocalCluster, worker_ids
 from dcnr_app.cluster.orchestrator_seams import Crew
 from dcnr_app.engine.backend import Backend
@@ -19,12 +20,14 @@ _RESTART_MS = 5_000.0
 
 class Staff(NamedTuple):
     """PNodes of the first plan; `make` builds their crew in the run's TaskGroup. With `recovers`, a lost
-    PNode does not end the session, and for `grace_ms` it may come back before others take over its VNodes."""
+    PNode does not end the session, and for `grace_ms` it may come back before others take over its VNodes.
+    With `facts` of all PNodes, plans go by predicted times and may leave PNodes out."""
 
     pnodes: tuple[PNodeId, ...]
     make: Callable[[asyncio.TaskGroup], Crew]
     recovers: bool = False
     grace_ms: float = 0.0
+    facts: ClusterFacts | None = None
 
 
 def local_staff(

@@ -142,10 +142,16 @@ def _take_refusal(state: WorkerState, out: list[WorkerEffect], sender: PNodeId, 
 
 
 def _leave(state: WorkerState, out: list[WorkerEffect], reason: str) -> WorkerState:
-    """Out of the session: nothing is kept but the numbers, so that a late outcome is known as one."""
+    """Out of the session: nothing is kept but the numbers, so that a late outcome is known as one, and an
+    orchestrator that others have replaced meanwhile is too."""
     drop_everything(state, out)
     out.append(Leave(reason))
-    return WorkerState(pnode=state.pnode, next_id=state.next_id, next_request=state.next_request)
+    return WorkerState(
+        pnode=state.pnode,
+        next_id=state.next_id,
+        next_request=state.next_request,
+        left=state.left if state.configure is None else (state.configure.session, state.configure.generation),
+    )
 
 
 def _why_refused(state: WorkerState, sender: PNodeId, message: AnyMessage) -> str:
@@ -174,6 +180,10 @@ def _configure(state: WorkerState, out: list[WorkerEffect], message: Configure) 
             if state.prepared is not None:
                 worker_stages.send_ready(state, out)
             return state, ""
+    if message.session == state.left[0] and message.generation <= state.left[1]:
+        if message.generation < state.left[1]:
+            return state, f"generation {message.generation} is older than {state.left[1]}"
+        return state, ""  # a repeated one: this PNode has left that generation and lost what it had
     if state.pnode not in message.plan.pnodes:
         return state, f"{state.pnode} is not in the plan"
     drop_everything(state, out)
@@ -185,6 +195,7 @@ def _configure(state: WorkerState, out: list[WorkerEffect], message: Configure) 
         step=message.first_step,
         next_id=state.next_id,
         next_request=state.next_request,
+        left=state.left,
     )
     out.append(Prepare(fresh.run(), message))
     return fresh, ""

@@ -62,6 +62,8 @@ class WorkerState(msgspec.Struct):
     timed: int = 0
     started_ms: float = 0.0
     """The compute effect under way and when it was asked for."""
+    left: tuple[str, int] = ("", 0)
+    """The session that was left last, and its generation: older ones are refused also outside a session."""
     progress_ms: float = 0.0
     """When the last task ended: the PNode's progress, as opposed to its liveness."""
 

@@ -11,6 +11,7 @@ import pytest
 
 from dcnr_app.clock import SystemClock
 from dcnr_app.cluster import local_worker, processes
+from dcnr_app.cluster.devices import DeviceFacts
 from dcnr_app.cluster.local_cluster import ClusterSettings, LocalCluster, worker_ids
 from dcnr_app.cluster.local_worker import RestartDelays
 from dcnr_app.cluster.messages import Address
@@ -33,7 +34,8 @@ class Told:
     def lost(self, pnode: PNodeId, reason: str) -> None:
         self.exits.append((pnode, reason))
 
-    def joined(self, member: Address) -> None:
+    def joined(self, member: Address, device: DeviceFacts | None = None) -> None:
+        del device
         self.joins.put_nowait(member)
 
     def drain(self, pnode: PNodeId) -> None:
