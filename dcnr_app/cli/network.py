@@ -11,6 +11,7 @@ from dcnr_app.cli.output import json_option, pairs, path_text, say, table, write
 
 if TYPE_CHECKING:
     from dcnr_app.app import App
+    from dcnr_app.cluster.devices import ClusterFacts
     from dcnr_app.nodes.graph.load import LoadedNetwork
 
 
@@ -117,15 +118,33 @@ def show_command(network: str, *, as_json: bool) -> None:
     write_text(pairs(sums))
 
 
+def _cluster_facts(app: App) -> ClusterFacts:
+    """What the agents of the cluster measured of the PNodes that are there. Raises UnreachableError if there is
+    no agent or no PNode."""
+    from dcnr_app.cli.agent_client import AgentClient
+    from dcnr_app.cluster.local_facts import told_facts
+    from dcnr_app.errors import UnreachableError
+    from dcnr_app.ui.local_api import PNodeView
+
+    found = AgentClient.find(app.home).get("pnodes", list[PNodeView])
+    told = [pnode.device_facts for pnode in found if pnode.device_facts and pnode.presence != "offline"]
+    if not told:
+        raise UnreachableError("no PNode of the cluster says what it can do", fix="dcnr-app pnode ls")
+    return told_facts(told)
+
+
 @command.command("plan", epilog="Example: dcnr-app network plan tiny-gpt --workers 3")
 @click.argument("network")
 @click.option("--workers", type=click.IntRange(0, 64), default=2, show_default=True, help="Worker processes.")
 @click.option(
     "--facts", metavar="FILE", help="Plan for the PNodes in FILE (JSON: devices and links) instead."
 )
+@click.option("--cluster", "on_cluster", is_flag=True, help="Plan for the PNodes of this machine's cluster.")
 @click.option("--measure", "measures", is_flag=True, help="Measure this machine first, if it never was.")
 @json_option
-def plan_command(network: str, workers: int, facts: str | None, *, measures: bool, as_json: bool) -> None:
+def plan_command(
+    network: str, workers: int, facts: str | None, *, on_cluster: bool, measures: bool, as_json: bool
+) -> None:
     """Show which VNode of NETWORK would run on which PNode, what would cross between them, and how long a
     step would take."""
     from dcnr_app.app import App
@@ -136,7 +155,9 @@ def plan_command(network: str, workers: int, facts: str | None, *, measures: boo
 
     app = App()
     loaded = find_network(app, network)
-    if facts is None:
+    if on_cluster:
+        preview = preview_cluster(loaded, _cluster_facts(app))
+    elif facts is None:
         preview = preview_workers(app, loaded, workers, measures=measures)
     else:
         preview = preview_cluster(loaded, read_facts(Path(facts)))
@@ -149,7 +170,9 @@ def plan_command(network: str, workers: int, facts: str | None, *, measures: boo
         say(f"note: {warning}")
     if not preview.is_measured:
         say("speeds are assumed: --measure measures this machine" if facts is None else "speeds are assumed")
-    if facts is None:
+    if on_cluster:
+        say(f"train it so: dcnr-app train {network} --dataset latest --cluster")
+    elif facts is None:
         say(f"train it so: dcnr-app demo --network {network} --workers {workers}")
 
 
