@@ -119,8 +119,8 @@ def show_command(network: str, *, as_json: bool) -> None:
 
 
 def _cluster_facts(app: App) -> ClusterFacts:
-    """What the agents of the cluster measured of the PNodes that are there. Raises UnreachableError if there is
-    no agent or no PNode."""
+    """What the agents of the cluster measured of the PNodes that are there. Raises UnreachableError if there
+    is no agent or no PNode."""
     from dcnr_app.cli.agent_client import AgentClient
     from dcnr_app.cluster.local_facts import told_facts
     from dcnr_app.errors import UnreachableError
