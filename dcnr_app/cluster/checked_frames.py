@@ -1,6 +1,6 @@
 """Frames that carry a number and a checksum, and what happens when one arrives damaged. Pure.
 
-A frame on a stream is `u64 number | u32 crc32 | data`, the checksum over number and data, little-endian. TLS
+A frame on a stream is `u64 number | u64 XXH3 | data`, the checksum over number and data, little-endian. TLS
 proves that bytes crossed the network unharmed; this finds what was harmed before or after that, in memory.
 A damaged frame is answered with AGAIN; what comes behind it is dropped until it has come anew, so that
 nothing overtakes it. So the sender keeps its latest frames, and waits once too many bytes were not yet taken;
@@ -12,15 +12,17 @@ numbers that do not follow each other are the work of a broken peer, unless they
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+import xxhash
+
 from dcnr_app.errors import RefusedError
 
 _NUMBER_BYTES: Final = 8
-PREFIX_BYTES: Final = 12
+_CHECKSUM_BYTES: Final = 8
+PREFIX_BYTES: Final = _NUMBER_BYTES + _CHECKSUM_BYTES
 WINDOW_BYTES: Final = 8 << 20
 """Bytes that one stream may have under way before it waits: 160 MB/s at 50 ms of round trip."""
 _TELL_EVERY_BYTES: Final = WINDOW_BYTES // 8
@@ -38,7 +40,7 @@ Piece = bytes | bytearray | memoryview
 def seal(number: int, pieces: Sequence[Piece]) -> bytes:
     """One frame; its pieces are copied once, here."""
     head = number.to_bytes(_NUMBER_BYTES, "little")
-    return b"".join((head, _checksum(head, pieces).to_bytes(4, "little"), *pieces))
+    return b"".join((head, _checksum(head, pieces).to_bytes(_CHECKSUM_BYTES, "little"), *pieces))
 
 
 class SentFrames:
@@ -150,10 +152,11 @@ def _hopeless(number: int, times: int) -> str:
 
 
 def _checksum(head: Piece, pieces: Sequence[Piece]) -> int:
-    checksum = zlib.crc32(head)
+    # 18 us a MiB; zlib's CRC-32 took 270, a fifth of all that a hop costs.
+    checksum = xxhash.xxh3_64(head)
     for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
-    return checksum
+        checksum.update(piece)
+    return checksum.intdigest()
 
 
 def _cost(frame: bytes) -> int:

@@ -28,6 +28,8 @@ from dcnr_app.ids import PNodeId
 
 _LOG = logging.getLogger(__name__)
 _MAX_STREAMS = 1_024
+_MAX_STREAMS_OF_PEER = 8
+"""A peer has two, and twice as many while it reconnects: none may use up those of the others."""
 # Without grace gRPC cancels with an error that every peer's gRPC writes to its stderr.
 _STOP_GRACE_S = 0.5
 
@@ -168,6 +170,9 @@ class GrpcTransport:
             peer = self._admit(context)
         except RefusedError as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        if sum(each.peer == peer for each in self._incoming) >= _MAX_STREAMS_OF_PEER:
+            _LOG.warning("stream_refused peer=%s channel=%s why=too many streams", peer, channel)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{peer} has too many streams")
         stream = IncomingStream(self._pnode, peer, context, self._traffic, self._failpoints)
         self._incoming.add(stream)
         try:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from collections import deque
 
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,9 +34,15 @@ def data_of(view: memoryview | None) -> bytes | None:
     return None if view is None else bytes(view)
 
 
-def test_frame_is_number_crc32_and_data() -> None:
+def test_frame_is_number_checksum_and_data() -> None:
     head = struct.pack("<Q", 7)
-    assert seal(7, [b"ab", memoryview(b"c")]) == head + struct.pack("<I", zlib.crc32(head + b"abc")) + b"abc"
+    checksum = struct.pack("<Q", xxhash.xxh3_64_intdigest(head + b"abc"))
+    assert seal(7, [b"ab", memoryview(b"c")]) == head + checksum + b"abc"
+
+
+def test_checksum_is_the_published_one() -> None:
+    """XXH3-64 of no bytes, as its specification has it."""
+    assert xxhash.xxh3_64_intdigest(b"") == 0x2D06800538D394C2
 
 
 def test_whole_frames_in_order_are_taken() -> None:
@@ -66,7 +72,7 @@ def test_nothing_overtakes_a_damaged_frame() -> None:
     sent, arriving = SentFrames(), ArrivingFrames()
     first, second, third = (sent.seal([data]) for data in (b"1", b"2", b"3"))
     assert data_of(arriving.take(first)) == b"1"
-    assert arriving.take(flipped(second, 100)) is None
+    assert arriving.take(flipped(second, 130)) is None
     assert arriving.take(third) is None
     is_damaged, number = read_notice(memoryview(arriving.notice()))
     assert (is_damaged, number) == (True, 1)
@@ -76,15 +82,15 @@ def test_nothing_overtakes_a_damaged_frame() -> None:
 def test_frame_that_is_damaged_three_times_ends_it() -> None:
     arriving = ArrivingFrames()
     for _ in range(2):
-        assert arriving.take(flipped(seal(0, [b"x"]), 99)) is None
+        assert arriving.take(flipped(seal(0, [b"x"]), 130)) is None
     with pytest.raises(RefusedError, match="frame 0 arrived damaged, time after time"):
-        arriving.take(flipped(seal(0, [b"x"]), 99))
+        arriving.take(flipped(seal(0, [b"x"]), 130))
 
 
 def test_damage_is_forgiven_once_the_frame_has_come() -> None:
     arriving = ArrivingFrames()
     for number in range(20):
-        assert arriving.take(flipped(seal(number, [b"x"]), 99)) is None
+        assert arriving.take(flipped(seal(number, [b"x"]), 130)) is None
         assert arriving.take(seal(number, [b"x"])) is not None
 
 
@@ -174,7 +180,7 @@ def test_any_damage_gives_all_in_order_or_an_end_with_a_reason(
                 n_sealed += 1
             if wire:
                 frame = wire.popleft()
-                data = arriving.take(flipped(frame, 97) if n_arrived in damaged else frame)
+                data = arriving.take(flipped(frame, 130) if n_arrived in damaged else frame)
                 n_arrived += 1
                 taken += [bytes(data)] if data is not None else []
                 notice = arriving.notice()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -377,6 +377,28 @@ def test_unknown_method_is_refused() -> None:
     async def test() -> None:
         async with Scene() as scene, raw_stream(scene, tls_of(scene.member), "shell") as stream:
             assert (await end_of(stream))[0] == "UNIMPLEMENTED"
+
+    run(test)
+
+
+def test_member_that_opens_streams_without_end_is_refused_and_others_get_in() -> None:
+    async def test() -> None:
+        async with Scene() as scene, AsyncExitStack() as streams:
+            other = scene.authority.issue(C, CLUSTER, "worker")
+            known = [
+                Member(pnode=name, address="x:1", fingerprint=fingerprint(own.cert_pem), role="worker")
+                for name, own in ((B, scene.member), (C, other))
+            ]
+            scene.transport.set_members(known)
+            for _ in range(8):
+                silent = await streams.enter_async_context(raw_stream(scene, tls_of(scene.member)))
+                await silent.call.wait_for_connection()
+            async with raw_stream(scene, tls_of(scene.member)) as ninth:
+                code, text = await end_of(ninth)
+            assert (code, text) == ("RESOURCE_EXHAUSTED", "b-0 has too many streams")
+            async with raw_stream(scene, tls_of(other)) as stream:
+                await stream.write(hello(C))
+                assert isinstance(await stream.reply(), Hello)
 
     run(test)
 
