@@ -55,10 +55,22 @@ class Journal:
         self.rows[step] = msgspec.json.decode(msgspec.json.encode(effect.decision), type=Decision)
         self.ledger += [(step, sample, effect.decision.skip) for sample in effect.samples]
 
-    def begin(self, generation: int) -> None:
-        """Keep a generation's row: each number once, in order."""
-        assert generation == (self.generations or [1])[-1] + 1
+    @property
+    def newest_generation(self) -> int:
+        """The highest number that was taken; the first one is taken when the session is made."""
+        return max(self.generations, default=1)
+
+    def begin(self, generation: int) -> bool:
+        """Keep a generation's row if its number is the next one: compare and set."""
+        if generation != self.newest_generation + 1:
+            return False
         self.generations.append(generation)
+        return True
+
+    def validate(self, step: int, loss: float) -> None:
+        """Keep a validation loss: one per step."""
+        assert step not in self.validations
+        self.validations[step] = loss
 
     def checkpoint(self, effect: WriteCheckpoint, table: HandleTable) -> None:
         """Keep a checkpoint."""

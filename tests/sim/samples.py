@@ -63,9 +63,15 @@ def pnode_ids(n_pnodes: int) -> tuple[PNodeId, ...]:
 
 def plan_for(network: Network, settings: TrainingSettings, n_pnodes: int, *, generation: int = 1) -> Plan:
     """The plan that the app would make."""
-    pnodes = pnode_ids(n_pnodes)
+    return plan_of_pnodes(network, settings, pnode_ids(n_pnodes), generation)
+
+
+def plan_of_pnodes(
+    network: Network, settings: TrainingSettings, pnodes: Sequence[PNodeId], generation: int
+) -> Plan:
+    """The plan that the app would make for these PNodes, in this order."""
     assignment = assign(network, settings.rows, pnodes)
-    return build_plan(network, assignment, pnodes, settings, generation=generation)
+    return build_plan(network, assignment, tuple(pnodes), settings, generation=generation)
 
 
 def plan_of(

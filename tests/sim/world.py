@@ -9,21 +9,15 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dcnr_app.cluster.coordinator_state import Assignment
-from dcnr_app.cluster.effects import WriteCheckpoint
+from dcnr_app.cluster.effects import Drained, Evict, WriteCheckpoint
 from dcnr_app.cluster.expectations import expectations_of, why_unexpected
 from dcnr_app.cluster.feeds import SessionFeed
-from dcnr_app.cluster.inputs import (
-    GenerateRequested,
-    Joined,
-    Lost,
-    Outcome,
-    StopRequested,
-)
+from dcnr_app.cluster.inputs import Finished, GenerateRequested, Lost, Outcome, StopRequested
 from dcnr_app.cluster.messages import Address, AnyMessage, Refused, TensorHeader
 from dcnr_app.data.source import BatchSource
 from dcnr_app.engine.backend import Backend
@@ -32,32 +26,15 @@ from dcnr_app.ids import ORCHESTRATOR, PNodeId
 from dcnr_app.nodes.graph.network import Network
 from dcnr_app.nodes.graph.training import TrainingSettings
 from dcnr_app.runtime.tables import HandleTable
-from tests.sim.actors import SimOrchestrator, SimWorker
+from tests.sim.actors import SimWorker
 from tests.sim.journal import Checkpoint, Journal
+from tests.sim.lead import SimOrchestrator, StoreEffect
+from tests.sim.process import Process
+from tests.sim.result import ORDERLY, Chaos, Result
 from tests.sim.samples import N_CONTEXT, Batches, job_for, plan_for
 
 HostArray = np.ndarray[Any, Any]
 MAX_EVENTS = 200_000
-
-
-class Chaos(NamedTuple):
-    """How the network misbehaves: messages are late by up to `late_ms` and arrive twice with `twice`."""
-
-    seed: int = 0
-    late_ms: float = 0.0
-    twice: float = 0.0
-
-
-ORDERLY = Chaos()
-
-
-class Result(NamedTuple):
-    """What must not depend on the plan or the network: decisions, validation losses, the last state."""
-
-    decisions: tuple[Any, ...]
-    validations: dict[int, float]
-    ledger: tuple[tuple[int, int, bool], ...]
-    bits: dict[tuple[str, str], bytes]
 
 
 class World:
@@ -131,18 +108,24 @@ class World:
     # ---- network
 
     def post(
-        self, sender: PNodeId, to: PNodeId, message: AnyMessage, tensors: Mapping[str, HostArray]
+        self, sender: Process, to: PNodeId, message: AnyMessage, tensors: Mapping[str, HostArray]
     ) -> None:
         """Take a message on its way, with copies of its tensors."""
-        message = self.tamper(sender, to, message)
-        if isinstance(message, Refused):
-            self.refusals.append((sender, to, message))
-        copies = {name: np.array(tensor, order="C") for name, tensor in tensors.items()}
-        headers = [TensorHeader(name, str(x.dtype), x.shape) for name, x in copies.items()]
-        assert not why_unexpected(self._expected, message, headers)
+        message, copies = self.packed(sender, to, message, tensors)
         n_copies = 1 + (self._random.random() < self._chaos.twice)
         for _ in range(n_copies):
-            self.after(self._late_ms(), lambda: self._arrive(sender, to, message, copies))
+            self.after(self._late_ms(), lambda: self._arrive(sender.pnode, to, message, copies))
+
+    def packed(
+        self, sender: Process, to: PNodeId, message: AnyMessage, tensors: Mapping[str, HostArray]
+    ) -> tuple[AnyMessage, dict[str, HostArray]]:
+        """What goes on its way: it must be what a session expects."""
+        message = self.tamper(sender.pnode, to, message)
+        if isinstance(message, Refused):
+            self.refusals.append((sender.pnode, to, message))
+        copies = {name: np.array(tensor, order="C") for name, tensor in tensors.items()}
+        assert not why_unexpected(self._expected, message, _headers(copies))
+        return message, copies
 
     def _late_ms(self) -> float:
         late_ms = self._random.uniform(0.0, self._chaos.late_ms)
@@ -158,22 +141,71 @@ class World:
         elif self.orchestrator is not None:
             self.orchestrator.receive(sender, message, fresh)
 
+    def why_unexpected(
+        self, process: SimWorker, message: AnyMessage, tensors: Mapping[str, HostArray]
+    ) -> str | None:
+        """Why a PNode's transport refuses the message, if it does."""
+        expected = None if process.state.configure is None else self._expected
+        return why_unexpected(expected, message, _headers(tensors)) or None
+
+    # ---- what actors ask for
+
+    def store(self, lead: SimOrchestrator, effect: StoreEffect) -> None:
+        """A store effect ends some time later, each on its own."""
+
+        def work() -> None:
+            if self.orchestrator is lead:  # else its process is gone
+                lead.take(Finished(effect.id, lead.outcome(effect)))
+
+        self.after(self.store_ms(effect), work)
+
+    def record(self, lead: SimOrchestrator, step: int, loss: float) -> None:
+        """A validation loss is recorded, once."""
+        del lead
+        self.journal.validate(step, loss)
+
+    def dismiss(self, lead: SimOrchestrator, effect: Evict | Drained) -> None:
+        """A PNode was given up: its process, if it is still there, is ended. A drained one stays."""
+        del lead
+        if isinstance(effect, Evict) and effect.pnode in self.workers:
+            self.workers.pop(effect.pnode).end()
+
+    def device_class(self, lead: SimOrchestrator) -> str:
+        """The class on which the recorded decisions were made, as far as it is known."""
+        return next(iter(lead.ready.values())).device_class if lead.ready else ""
+
+    def configured(self, process: SimWorker) -> None:
+        """A PNode took up a plan."""
+
+    def at_boundary(self, process: SimWorker) -> None:
+        """A PNode has loaded its state, or carried out a step."""
+
+    def shrank(self, process: SimWorker) -> None:
+        """A PNode's membership has changed."""
+
+    def forget(self, process: Process, peer: PNodeId) -> None:
+        """A process takes a peer out of its membership."""
+
+    def answer(self, process: Process, sender: PNodeId, reason: str) -> None:
+        """A transport refuses a message."""
+        self.post(process, sender, Refused(reason=reason), {})
+
+    # ---- PNodes that go and come
+
     def lose(self, pnode: PNodeId) -> None:
         """A PNode's process ends: all others hear of it."""
-        del self.workers[pnode]
+        self.workers.pop(pnode).end()
         for process in self.workers.values():
-            self.after(self._late_ms(), lambda process=process: process.take(Lost(pnode, "connection reset")))
+            process.later(
+                self._late_ms(), lambda process=process: process.take(Lost(pnode, "connection reset"))
+            )
         if self.orchestrator is not None:
             self.orchestrator.take(Lost(pnode, "connection reset"))
-
-    def evict(self, pnode: PNodeId) -> None:
-        """The coordinator gave a PNode up: its process, if it is still there, is ended."""
-        self.workers.pop(pnode, None)
 
     def revive(self, pnode: PNodeId) -> None:
         """A fresh process of this PNode is there."""
         self.workers[pnode] = SimWorker(self, pnode, self._backend)
-        self.lead.take(Joined(Address(pnode, f"sim:{pnode}:{self.now_ms}")))
+        self.lead.offer(Address(pnode, f"sim:{pnode}:{self.now_ms}"))
 
     # ---- a session
 
@@ -182,7 +214,7 @@ class World:
         for pnode in job.plan.pnodes:
             if pnode not in self.workers:
                 self.workers[pnode] = SimWorker(self, pnode, self._backend)
-        self.orchestrator = SimOrchestrator(self, job, handles or HandleTable(), self.feed)
+        self.orchestrator = SimOrchestrator(self, job, handles or HandleTable())
         self.orchestrator.start()
         return self.orchestrator
 
@@ -235,6 +267,10 @@ class World:
             tuple(self.journal.ledger),
             kept.bits(),
         )
+
+
+def _headers(tensors: Mapping[str, HostArray]) -> list[TensorHeader]:
+    return [TensorHeader(name, str(x.dtype), x.shape) for name, x in tensors.items()]
 
 
 def _local_parameters(process: SimWorker) -> set[str]:
