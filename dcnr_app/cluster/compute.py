@@ -80,7 +80,10 @@ class Compute:
             return TaskFailed(
                 what, f"PNode {self._pnode}, {error.where}" if error.where else f"PNode {self._pnode}"
             )
-        except (ValueError, ArithmeticError, MemoryError, KeyError) as error:
+        except MemoryError as error:
+            why = str(error) or "an allocation failed"
+            return TaskFailed(f"memory ran out: {why}", f"PNode {self._pnode}", is_memory=True)
+        except (ValueError, ArithmeticError, KeyError) as error:
             return TaskFailed(f"{type(error).__name__}: {error}", f"PNode {self._pnode}")
 
     def _execute(self, effect: ComputeEffect) -> Outcome:

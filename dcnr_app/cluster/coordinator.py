@@ -102,7 +102,7 @@ def step(
             recovery.lose(state, out, peer, reason)
         case Joined(member, device):
             if device is not None:
-                state.devices[member.pnode] = device
+                recovery.know(state, device)
             recovery.join(state, out, member)
         case LeaveRequested(pnode):
             recovery.let_go(state, out, pnode)
@@ -193,6 +193,8 @@ def _handle(
         case Failed():
             if message.is_lost and state.job.recovery is not None:
                 recovery.report(state, out, sender, message)
+            elif message.is_memory and state.job.recovery is not None:
+                recovery.shrink(state, out, sender, message.what)
             else:
                 kind = "lost" if message.is_lost else "failed"
                 recovery.fail(state, out, message.what, message.where, kind)

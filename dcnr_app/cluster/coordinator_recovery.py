@@ -20,7 +20,7 @@ from dcnr_app.cluster.coordinator_state import (
     drop_everything,
     release,
 )
-from dcnr_app.cluster.devices import ClusterFacts
+from dcnr_app.cluster.devices import ClusterFacts, DeviceFacts
 from dcnr_app.cluster.effects import (
     BeginGeneration,
     CoordinatorEffect,
@@ -42,6 +42,8 @@ from dcnr_app.ids import PNodeId
 from dcnr_app.nodes.graph.analysis import network_parameters
 from dcnr_app.nodes.graph.network import Network
 
+MEMORY_SHARE = 0.6
+"""What is counted of a PNode's free memory after it ran out: the prediction was wrong by more than its margin."""
 SUSPECT_MS = 1_500.0
 """How long a PNode that others cannot reach may take to be seen as lost here too."""
 
@@ -84,6 +86,25 @@ def report(state: CoordinatorState, out: list[CoordinatorEffect], sender: PNodeI
         return
     state.suspect = peer if peer != sender else PNodeId("")
     begin(state, out, f"{sender}: {failed.what}", PNodeId(""))
+
+
+def shrink(state: CoordinatorState, out: list[CoordinatorEffect], pnode: PNodeId, what: str) -> None:
+    """Memory ran out on a PNode: its process is replaced, and its next share is for less memory. A network
+    that fits nowhere ends as one that kills PNodes in turn."""
+    device = state.devices.get(pnode)
+    if device is not None and device.free_memory_bytes is not None:
+        state.memory_limits[pnode] = int(device.free_memory_bytes * MEMORY_SHARE)
+        know(state, device)
+    lose(state, out, pnode, what)
+
+
+def know(state: CoordinatorState, device: DeviceFacts) -> None:
+    """Take up what was measured of a PNode; no more memory is counted than it has shown to have."""
+    limit = state.memory_limits.get(device.pnode)
+    free = device.free_memory_bytes
+    if limit is not None and (free is None or free > limit):
+        device = msgspec.structs.replace(device, free_memory_bytes=limit)
+    state.devices[device.pnode] = device
 
 
 def join(state: CoordinatorState, out: list[CoordinatorEffect], member: Address) -> None:

@@ -139,6 +139,8 @@ class CoordinatorState(msgspec.Struct):
     order: list[PNodeId] = msgspec.field(default_factory=list)
     """All PNodes ever known, in the order in which plans use them."""
     devices: dict[PNodeId, DeviceFacts] = msgspec.field(default_factory=dict)
+    memory_limits: dict[PNodeId, int] = msgspec.field(default_factory=dict)
+    """Bytes that a PNode may be given after its memory ran out."""
     missing: set[PNodeId] = msgspec.field(default_factory=set)
     """PNodes lost in this recovery: they may come back."""
     suspect: PNodeId = PNodeId("")

@@ -96,6 +96,8 @@ class TaskFailed(_Frozen, frozen=True):
 
     what: str
     where: str
+    is_memory: bool = False
+    """Whether memory ran out."""
 
 
 class Prepared(_Frozen, frozen=True):

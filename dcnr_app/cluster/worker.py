@@ -265,8 +265,8 @@ def _finish(
         return
     state.progress_ms = now_ms
     match outcome:
-        case TaskFailed(what, where):
-            worker_stages.fail(state, out, what, where)
+        case TaskFailed(what, where, is_memory):
+            worker_stages.fail(state, out, what, where, is_memory=is_memory)
         case Prepared():
             state.prepared = outcome
             will_load = state.configure is not None and state.configure.will_load

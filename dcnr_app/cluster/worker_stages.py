@@ -169,12 +169,21 @@ def send_state(state: WorkerState, out: list[WorkerEffect], parts: Mapping[str, 
     state.stage = "computing"
 
 
-def fail(state: WorkerState, out: list[WorkerEffect], what: str, where: str, *, lost: str = "") -> None:
-    """Go no further and tell the orchestrator, once. `lost` is the peer that went away, if that is why."""
+def fail(
+    state: WorkerState,
+    out: list[WorkerEffect],
+    what: str,
+    where: str,
+    *,
+    lost: str = "",
+    is_memory: bool = False,
+) -> None:
+    """Go no further and tell the orchestrator, once. `lost` is the peer that went away, if that is why;
+    `is_memory`: memory ran out."""
     if state.stage == "failed":
         return
     state.stage = "failed"
-    message = Failed(**state.ids, what=what, where=where, is_lost=bool(lost), peer=lost)
+    message = Failed(**state.ids, what=what, where=where, is_lost=bool(lost), peer=lost, is_memory=is_memory)
     out.append(Send(ORCHESTRATOR, message))
 
 

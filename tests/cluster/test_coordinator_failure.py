@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from dcnr_app.cluster import coordinator
-from dcnr_app.cluster.effects import WriteCheckpoint
+from dcnr_app.cluster.coordinator_state import Recovery
+from dcnr_app.cluster.devices import DeviceFacts
+from dcnr_app.cluster.effects import Evict, WriteCheckpoint
 from dcnr_app.cluster.inputs import (
     CheckpointWritten,
     Done,
@@ -24,6 +26,7 @@ from dcnr_app.cluster.messages import (
 from dcnr_app.ids import PNodeId
 from tests.cluster.coordinator_bench import CoordinatorBench, begun, job, of, validating
 from tests.cluster.cores import A, B, Handles, sent
+from tests.sim.samples import tiny
 
 
 def gathering() -> CoordinatorBench:
@@ -131,3 +134,19 @@ def test_a_part_that_nobody_asked_for_is_given_back() -> None:
     bench = begun()
     bench.tell(A, StatePart(**bench.ids, step=1, parameter="x"), "weight")
     assert not bench.handles.open
+
+
+def test_memory_that_ran_out_replaces_the_process_and_shrinks_its_next_share() -> None:
+    graph = tiny()
+    devices = tuple(
+        DeviceFacts(pnode=pnode, gemm_flops={"float32": 1e9}, free_memory_bytes=1_000_000_000)
+        for pnode in (A, B)
+    )
+    recovery = Recovery(graph=graph, devices=devices)
+    bench = CoordinatorBench(msgspec.structs.replace(job(), recovery=recovery))
+    effects = bench.tell(B, Failed(**bench.ids, what="memory ran out: x", where="PNode p2", is_memory=True))
+    assert not bench.failures()
+    assert [effect.pnode for effect in of(effects, Evict)] == [B]
+    assert bench.state.stage == "recovering"
+    left = {pnode: device.free_memory_bytes for pnode, device in bench.state.devices.items()}
+    assert left == {A: 1_000_000_000, B: 600_000_000}
