@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -34,8 +35,13 @@ def command(role: str, name: str, *, headless: bool, detach: bool, loopback: boo
 
     It runs until Ctrl-C, SIGTERM or `dcnr-app down`. A session that runs then goes on at the next `up`.
     """
+    from dcnr_app.settings import trace_handshakes
+
+    is_traced = trace_handshakes()  # before gRPC is loaded, which the following does
     from dcnr_app.app import App
     from dcnr_app.cluster.agent_file import held_by_agent
+    from dcnr_app.cluster.grpc_refusals import refusals_logged
+    from dcnr_app.cluster.open_files import allow_open_files
 
     app = App()
     app.home.ensure()
@@ -44,11 +50,13 @@ def command(role: str, name: str, *, headless: bool, detach: bool, loopback: boo
             pass  # refused here, in words, and not in the other process's log
         _detach(app, ["--role", role, "--name", name, *(["--loopback"] if loopback else [])])
         return
-    _log(is_headless=headless)
-    with held_by_agent(app.home):
-        agent = app.agent(starts_cluster=role == "orchestrator", cluster_name=name, is_loopback=loopback)
-        _check_role(role, agent.files.load_cluster())
-    app.run_agent(agent)
+    allow_open_files()
+    with refusals_logged() if is_traced else nullcontext():
+        _log(is_headless=headless)
+        with held_by_agent(app.home):
+            agent = app.agent(starts_cluster=role == "orchestrator", cluster_name=name, is_loopback=loopback)
+            _check_role(role, agent.files.load_cluster())
+        app.run_agent(agent)
 
 
 def _check_role(role: str, own: object) -> None:
