@@ -7,7 +7,7 @@ import click
 from dcnr_app.cli.output import json_option
 
 
-@click.group("pnode")
+@click.group("pnode", epilog="Example: dcnr-app pnode ls")
 def command() -> None:
     """List, show, rename, drain and forget the cluster's PNodes."""
 
