@@ -1,18 +1,18 @@
 """The coordinator core's bench: PNodes that are left out for a while, and tried again later. Pure.
 
 Of two that cannot reach each other but do reach the orchestrator, neither is at fault: one sits on the bench
-and its process stays. One that is lost again and again without a step in between is left out when it is back.
+and its process stays. One that is lost again and again is left out when it is back.
 """
 
 from __future__ import annotations
 
-from dcnr_app.cluster.coordinator_state import Bench, CoordinatorState
+from dcnr_app.cluster.coordinator_state import Bench, CoordinatorState, Loss
 from dcnr_app.ids import PNodeId
 
 MAX_LINK_FAILURES = 2
 """Times that one PNode may report the same other one as unreachable, between two committed steps."""
-MAX_LOSSES = 2
-"""Losses of one PNode between two committed steps after which it is left out."""
+FLAP_MS = 45_000.0
+"""A PNode that is lost again sooner than this is left out: each time costs everybody two new plans."""
 MAX_DEATHS = 3
 """Losses between two committed steps after which what the lost PNodes had in common is blamed, unless there
 is a PNode that has not tried it yet; and the number of PNodes that try it."""
@@ -39,10 +39,15 @@ def note_failure(state: CoordinatorState, sender: PNodeId, peer: PNodeId) -> PNo
 
 
 def note_death(state: CoordinatorState, pnode: PNodeId) -> tuple[str, ...]:
-    """Count a loss. Returns the VNodes that are to blame, if no PNode is left to try them on."""
+    """Count a loss, once per plan. Returns the VNodes that are to blame, if no PNode is left to try them on."""
+    last = state.losses.get(pnode)
+    state.losses[pnode] = Loss(state.job.plan.generation, state.now_ms)
+    if last is not None and last.generation == state.job.plan.generation:
+        return ()
     mine = frozenset(node for node, place in state.job.plan.assignment.items() if place == pnode)
     state.deaths.append((pnode, mine))
-    if was_benched(state, pnode) or [dead for dead, _ in state.deaths].count(pnode) >= MAX_LOSSES:
+    is_flapping = last is not None and state.now_ms - last.at_ms < FLAP_MS
+    if is_flapping or was_benched(state, pnode):
         _bench(state, pnode)
     recent = state.deaths[-MAX_DEATHS:]
     shared = frozenset.intersection(*(nodes for _, nodes in recent))

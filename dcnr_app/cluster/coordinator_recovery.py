@@ -68,7 +68,7 @@ def lose(state: CoordinatorState, out: list[CoordinatorEffect], peer: PNodeId, r
     if state.stage != "recovering" and is_at_rest(state):
         withdraw_requests(state, out, f"lost PNode {peer}: {reason}")
         return
-    if state.stage != "recovering" and _is_poisoned(state, out, peer):
+    if _is_poisoned(state, out, peer):
         return
     begin(state, out, f"lost PNode {peer}: {reason}", peer)
 
@@ -120,7 +120,8 @@ def join(state: CoordinatorState, out: list[CoordinatorEffect], member: Address)
     if state.stage == "recovering":
         advance(state, out)
     elif pnode not in state.job.plan.pnodes:
-        state.handover = f"PNode {pnode} joined"
+        if not bench.is_benched(state, pnode):
+            state.handover = f"PNode {pnode} joined"
     elif was_known is not None and was_known != member and not is_at_rest(state):
         begin(state, out, f"PNode {pnode} was started anew", pnode)
 

@@ -85,6 +85,13 @@ class Capture(msgspec.Struct):
     arrived: dict[PNodeId, int]
 
 
+class Loss(msgspec.Struct, frozen=True):
+    """Out of which generation's plan a PNode was lost, and when."""
+
+    generation: int
+    at_ms: float
+
+
 class Bench(msgspec.Struct, frozen=True):
     """Until when a PNode is left out, by the orchestrator's monotonic clock, and for how long that is."""
 
@@ -148,7 +155,9 @@ class CoordinatorState(msgspec.Struct):
     link_failures: dict[tuple[PNodeId, PNodeId], int] = msgspec.field(default_factory=dict)
     """How often one PNode could not reach another since the last new step."""
     benched: dict[PNodeId, Bench] = msgspec.field(default_factory=dict)
-    """PNodes that others could not reach: they are left out for a while."""
+    """PNodes that others could not reach, or that came and went: they are left out for a while."""
+    losses: dict[PNodeId, Loss] = msgspec.field(default_factory=dict)
+    """The last loss of each PNode."""
     leaving: set[PNodeId] = msgspec.field(default_factory=set)
     reason: str = ""
     since_ms: float = 0.0
