@@ -229,6 +229,8 @@ class PNodeDriver:
             effect = await self._queue.get()
             if effect is None:
                 return
+            if self._outbox is not None:
+                await self._outbox.room()  # a peer that takes its tensors slowly stops what makes more of them
             if isinstance(effect, Leave):
                 await loop.run_in_executor(thread, self._compute.leave)
                 continue

@@ -30,6 +30,8 @@ from dcnr_app.errors import InvariantError
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 
 LOGITS = "logits"
+_MOST_WAITING = 4
+"""Times the microbatches in flight: as many inputs of evaluations may wait, so that no peer fills the memory."""
 _ANSWERS_REMEMBERED = 32
 """Generation requests of which a repeated message is known as one; older ones are over."""
 
@@ -105,11 +107,19 @@ def _accept(state: WorkerState, key: TaskKey, slot: str, handle: Handle) -> str:
     box = state.mailbox.get(key, {})
     if is_old or key in state.finished or slot in box:
         return ""  # late or repeated: already counted
+    if key.phase != "train" and not box and _is_crowded(state):
+        return "too many evaluations are under way"
     state.mailbox[key] = {**box, slot: handle}
     hold(state, handle)
     if key.phase != "train" and len(state.mailbox[key]) == len(slots_of(state.plan, key)):
         state.ready.append(key)
     return ""
+
+
+def _is_crowded(state: WorkerState) -> bool:
+    """Whether more evaluations and generations wait here than an orchestrator ever has under way."""
+    most = _MOST_WAITING * state.plan.in_flight * len(state.plan.segments)
+    return sum(key.phase != "train" for key in state.mailbox) >= most
 
 
 def start_next(state: WorkerState, out: list[WorkerEffect]) -> bool:

@@ -21,7 +21,7 @@ from dcnr_app.cluster.messages import (
 )
 from dcnr_app.errors import InvariantError
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
-from tests.cluster.cores import NOTHING_SHARED, B, compute, sent
+from tests.cluster.cores import NOTHING_SHARED, A, B, compute, sent
 from tests.cluster.worker_bench import WorkerBench, commit, request
 
 
@@ -126,3 +126,18 @@ def test_an_outcome_that_fits_no_stage_is_an_error_of_ours() -> None:
     bench.tell(request(bench), "tokenizer:0")
     with pytest.raises(InvariantError, match="CheckpointWritten"):
         bench.finish(CheckpointWritten("x"))
+
+
+def test_a_peer_cannot_fill_the_mailbox_with_evaluations() -> None:
+    bench = WorkerBench(B, is_prepared=False)  # not computing yet: what comes waits
+    plan = bench.state.plan
+    own = next(s for s in plan.segments if s.pnode == B)
+    refused: list[str] = []
+    for index in range(500):
+        hop = Hop(
+            **bench.ids, request=index, phase="evaluate", step=0, microbatch=index, direction="F",
+            segment=own.index, slot=own.needs[0],
+        )  # fmt: skip
+        refused += [r.reason for r in sent(bench.tell(hop, own.needs[0], sender=A), Refused)]
+    assert set(refused) == {"too many evaluations are under way"}
+    assert len(bench.state.mailbox) <= 4 * plan.in_flight * len(plan.segments)
