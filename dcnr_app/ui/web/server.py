@@ -13,10 +13,11 @@ import uvicorn
 from litestar import Litestar, MediaType, Request, Response, get, post
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import JSONBody
 
 from dcnr_app.errors import DcnrError, UserError
 from dcnr_app.ui.local_api import LocalApi, StartSession
-from dcnr_app.ui.web.guard import App, Guard
+from dcnr_app.ui.web.guard import MAX_BODY_BYTES, App, Guard
 from dcnr_app.ui.web.requests import (
     AnswerBody,
     InviteBody,
@@ -25,6 +26,7 @@ from dcnr_app.ui.web.requests import (
     Named,
     Nothing,
     RenameBody,
+    StartSessionBody,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ class LocalApiServer:
             route_handlers=handlers(api),
             exception_handlers={DcnrError: _told, HTTPException: _http_told, Exception: _untold},
             openapi_config=None,
+            logging_config=None,  # whose log this is, the agent's command says
+            request_max_body_size=MAX_BODY_BYTES,
             debug=False,
         )
         self._guard = Guard(cast(App, app), token)
@@ -137,27 +141,27 @@ def _reading(api: LocalApi) -> Sequence[HTTPRouteHandler]:
 
 def _joining(api: LocalApi) -> Sequence[HTTPRouteHandler]:
     @post("/api/v1/start-cluster")
-    async def start_cluster(data: Named) -> Any:
+    async def start_cluster(data: JSONBody[Named]) -> Any:
         return await api.start_cluster(data.name)
 
     @post("/api/v1/join")
-    async def join(data: JoinBody) -> Any:
+    async def join(data: JSONBody[JoinBody]) -> Any:
         return await api.join(data.target, data.code)
 
     @post("/api/v1/answer")
-    async def answer(data: AnswerBody) -> Any:
+    async def answer(data: JSONBody[AnswerBody]) -> Any:
         return await api.answer(data.verdict)
 
     @post("/api/v1/admit")
-    async def admit(data: MachineBody) -> Any:
+    async def admit(data: JSONBody[MachineBody]) -> Any:
         return await api.admit(data.machine)
 
     @post("/api/v1/reject")
-    async def reject(data: MachineBody) -> Any:
+    async def reject(data: JSONBody[MachineBody]) -> Any:
         return await api.reject(data.machine)
 
     @post("/api/v1/invite")
-    async def invite(data: InviteBody) -> Any:
+    async def invite(data: JSONBody[InviteBody]) -> Any:
         return await api.invite(with_code=data.with_code)
 
     return start_cluster, join, answer, admit, reject, invite
@@ -165,23 +169,23 @@ def _joining(api: LocalApi) -> Sequence[HTTPRouteHandler]:
 
 def _machines(api: LocalApi) -> Sequence[HTTPRouteHandler]:
     @post("/api/v1/rename")
-    async def rename(data: RenameBody) -> Any:
+    async def rename(data: JSONBody[RenameBody]) -> Any:
         return await api.rename(data.machine, data.name)
 
     @post("/api/v1/drain")
-    async def drain(data: MachineBody) -> Any:
+    async def drain(data: JSONBody[MachineBody]) -> Any:
         return await api.drain(data.machine)
 
     @post("/api/v1/forget")
-    async def forget(data: MachineBody) -> Any:
+    async def forget(data: JSONBody[MachineBody]) -> Any:
         return await api.forget(data.machine)
 
     @post("/api/v1/leave")
-    async def leave(data: Nothing) -> Any:
+    async def leave(data: JSONBody[Nothing]) -> Any:
         return await api.leave()
 
     @post("/api/v1/shut-down")
-    async def shut_down(data: Nothing) -> Any:
+    async def shut_down(data: JSONBody[Nothing]) -> Any:
         await api.shut_down()
         return {}
 
@@ -190,11 +194,11 @@ def _machines(api: LocalApi) -> Sequence[HTTPRouteHandler]:
 
 def _sessions(api: LocalApi) -> Sequence[HTTPRouteHandler]:
     @post("/api/v1/start-session")
-    async def start_session(data: StartSession) -> Any:
-        return await api.start_session(data)
+    async def start_session(data: JSONBody[StartSessionBody]) -> Any:
+        return await api.start_session(StartSession(**msgspec.structs.asdict(data)))
 
     @post("/api/v1/stop-session")
-    async def stop_session(data: Nothing) -> Any:
+    async def stop_session(data: JSONBody[Nothing]) -> Any:
         return await api.stop_session()
 
     return start_session, stop_session
