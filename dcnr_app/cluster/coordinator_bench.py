@@ -39,7 +39,7 @@ def note_failure(state: CoordinatorState, sender: PNodeId, peer: PNodeId) -> PNo
 
 
 def note_death(state: CoordinatorState, pnode: PNodeId) -> tuple[str, ...]:
-    """Count a loss, once per plan. Returns the VNodes that are to blame, if no PNode is left to try them on."""
+    """Count a loss, once per plan. Returns the VNodes to blame, if no PNode is left to try them on."""
     last = state.losses.get(pnode)
     state.losses[pnode] = Loss(state.job.plan.generation, state.now_ms)
     if last is not None and last.generation == state.job.plan.generation:

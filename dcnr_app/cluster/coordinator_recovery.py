@@ -43,7 +43,7 @@ from dcnr_app.nodes.graph.analysis import network_parameters
 from dcnr_app.nodes.graph.network import Network
 
 MEMORY_SHARE = 0.6
-"""What is counted of a PNode's free memory after it ran out: the prediction was wrong by more than its margin."""
+"""What is counted of a PNode's free memory after it ran out: the prediction was wrong."""
 SUSPECT_MS = 1_500.0
 """How long a PNode that others cannot reach may take to be seen as lost here too."""
 

@@ -230,7 +230,7 @@ class PNodeDriver:
             if effect is None:
                 return
             if self._outbox is not None:
-                await self._outbox.room()  # a peer that takes its tensors slowly stops what makes more of them
+                await self._outbox.room()  # a slow taker stops what makes more tensors
             if isinstance(effect, Leave):
                 await loop.run_in_executor(thread, self._compute.leave)
                 continue

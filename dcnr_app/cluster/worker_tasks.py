@@ -31,7 +31,7 @@ from dcnr_app.ids import ORCHESTRATOR, PNodeId
 
 LOGITS = "logits"
 _MOST_WAITING = 4
-"""Times the microbatches in flight: as many inputs of evaluations may wait, so that no peer fills the memory."""
+"""Times the microbatches in flight: so many inputs of evaluations may wait; no peer fills the memory."""
 _ANSWERS_REMEMBERED = 32
 """Generation requests of which a repeated message is known as one; older ones are over."""
 
