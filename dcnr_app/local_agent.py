@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal, cast
+from typing import Literal
 
 import msgspec
 
 import dcnr_app
+from dcnr_app.agent_views import (
+    joining_view,
+    names_of,
+    neighbour_view,
+    pending_view,
+    session_view,
+    with_report,
+)
 from dcnr_app.clock import Clock
 from dcnr_app.cluster.agent import Agent
 from dcnr_app.cluster.agent_cluster import AgentCluster
-from dcnr_app.cluster.agent_joining import JoiningState
-from dcnr_app.cluster.agent_messages import PNodeReport
 from dcnr_app.cluster.agent_session import AgentSession, SessionState
 from dcnr_app.cluster.joining import Target
 from dcnr_app.cluster.joining_codes import read_target
 from dcnr_app.cluster.membership import MemberRecord, PNodeRecord
-from dcnr_app.cluster.neighbours import Neighbour
 from dcnr_app.cluster.pairing_messages import FRONT_DOOR_PORT
-from dcnr_app.cluster.pending_join import PendingJoin
 from dcnr_app.cluster.qr_code import qr_text
 from dcnr_app.cluster.runner_lines import SessionRequest
 from dcnr_app.errors import RefusedError, UserError
@@ -30,7 +34,6 @@ from dcnr_app.ui.local_api import (
     NeighbourView,
     PendingView,
     PNodeView,
-    Role,
     SessionView,
     StartSession,
     StatusView,
@@ -100,20 +103,20 @@ class LocalAgent:
         members = (
             {r.machine for r in self._agent.cluster.membership.members} if self._agent.cluster else set()
         )
-        views = [_neighbour(each, members) for each in self._agent.discovery.snapshot()]
+        views = [neighbour_view(each, members) for each in self._agent.discovery.snapshot()]
         return tuple(sorted(views, key=lambda view: (view.role != "orchestrator", view.name)))
 
     async def joining(self) -> JoiningView:
         """How far this machine's own joining is."""
-        return _joining(self._agent.joining.state)
+        return joining_view(self._agent.joining.state)
 
     async def pending(self) -> tuple[PendingView, ...]:
         """Machines that want to join."""
-        return tuple(_pending(each) for each in self._agent.front_door.pending())
+        return tuple(pending_view(each) for each in self._agent.front_door.pending())
 
     async def session(self) -> SessionView:
         """The session that runs or ran last."""
-        return _session(self._session_state(self._agent.cluster))
+        return session_view(self._session_state(self._agent.cluster))
 
     # ---- joining
 
@@ -126,19 +129,19 @@ class LocalAgent:
         """Begin to join."""
         joiner = await asyncio.to_thread(self._agent.joiner)
         place = target if target.startswith(_LINK) else self._target(target)
-        return _joining(self._agent.joining.begin(place, code, joiner))
+        return joining_view(self._agent.joining.begin(place, code, joiner))
 
     async def answer(self, verdict: Literal["match", "mismatch", "cancel"]) -> JoiningView:
         """What the person here says of the digits."""
-        return _joining(self._agent.joining.answer(verdict))
+        return joining_view(self._agent.joining.answer(verdict))
 
     async def admit(self, machine: str) -> PendingView:
         """Admit a machine."""
-        return _pending(await self._agent.front_door.admit(self._waiting(machine)))
+        return pending_view(await self._agent.front_door.admit(self._waiting(machine)))
 
     async def reject(self, machine: str) -> PendingView:
         """Reject a machine."""
-        return _pending(self._agent.front_door.reject(self._waiting(machine)))
+        return pending_view(self._agent.front_door.reject(self._waiting(machine)))
 
     async def invite(self, *, with_code: bool) -> InviteView:
         """A link, or a code to type, for one machine."""
@@ -205,11 +208,11 @@ class LocalAgent:
     async def start_session(self, request: StartSession) -> SessionView:
         """Train on the cluster."""
         fields = msgspec.structs.asdict(request)
-        return _session(await self._sessions().start(SessionRequest(**fields)))
+        return session_view(await self._sessions().start(SessionRequest(**fields)))
 
     async def stop_session(self) -> SessionView:
         """Stop at the next step boundary."""
-        return _session(await self._sessions().stop())
+        return session_view(await self._sessions().stop())
 
     # ---- helpers
 
@@ -234,7 +237,7 @@ class LocalAgent:
     def _target(self, text: str) -> Target:
         """A neighbour by name, cluster or id, else a host. Without text the only cluster that is heard."""
         heard = [n for n in self._agent.discovery.snapshot() if n.announcement.role == "orchestrator"]
-        fits = [n for n in heard if not text or text in _names(n)]
+        fits = [n for n in heard if not text or text in names_of(n)]
         if len(fits) == 1:
             return Target(fits[0].addresses, fits[0].announcement.front_door_port)
         if text and not fits:
@@ -325,57 +328,4 @@ class LocalAgent:
             vnodes=vnodes,
         )
         is_training = bool(vnodes) and session.status == "running"
-        return _with_report(view, report, is_training=is_training) if report else view
-
-
-def _with_report(view: PNodeView, report: PNodeReport, *, is_training: bool) -> PNodeView:
-    return msgspec.structs.replace(
-        view,
-        state="training" if is_training and report.state == "idle" else report.state,
-        why=report.why,
-        address=report.address,
-        pid=report.pid or None,
-        device=report.device,
-        device_class=report.device_class,
-        memory_bytes=report.memory_bytes or None,
-        free_memory_bytes=report.free_memory_bytes or None,
-        device_facts=cast(dict[str, Any], msgspec.json.decode(report.facts)) if report.facts else None,
-    )
-
-
-def _neighbour(heard: Neighbour, members: set[str]) -> NeighbourView:
-    said = heard.announcement
-    return NeighbourView(
-        machine=heard.machine,
-        name=said.name,
-        role=cast(Role, said.role) if said.role in ("orchestrator", "worker") else "none",
-        cluster=said.cluster,
-        cluster_name=said.cluster_name,
-        presence=heard.state,
-        version=said.app_version,
-        device=said.device_summary,
-        addresses=heard.addresses,
-        front_door_port=said.front_door_port,
-        is_member=heard.machine in members,
-        is_duplicate=heard.is_duplicate,
-    )
-
-
-def _names(heard: Neighbour) -> tuple[str, ...]:
-    said = heard.announcement
-    return (said.machine, said.name, said.cluster, said.cluster_name)
-
-
-def _joining(state: JoiningState) -> JoiningView:
-    return JoiningView(**msgspec.structs.asdict(state))
-
-
-def _pending(waiting: PendingJoin) -> PendingView:
-    fields = msgspec.structs.asdict(waiting)
-    return PendingView(**{name: fields[name] for name in PendingView.__struct_fields__})
-
-
-def _session(state: SessionState) -> SessionView:
-    fields = msgspec.structs.asdict(state)
-    lines = fields.pop("lines")
-    return SessionView(events=tuple(lines), **fields)
+        return with_report(view, report, is_training=is_training) if report else view
