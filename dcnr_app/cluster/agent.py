@@ -221,6 +221,11 @@ class Agent:
         )
         await cluster.start(self._tasks)
         self.cluster = cluster
+        if registrar is None and (orchestrator := cluster.membership.orchestrator) is not None:
+            # Where multicast is dead, a member still finds its orchestrator's present address by asking there.
+            self.discovery.ask_directly(
+                [address.rpartition(":")[0].strip("[]") for address in orchestrator.addresses]
+            )
         self.front_door.open_cluster(registrar)
         await self.discovery.update(self._announcement())
 
