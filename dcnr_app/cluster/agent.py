@@ -222,7 +222,7 @@ class Agent:
         await cluster.start(self._tasks)
         self.cluster = cluster
         if registrar is None and (orchestrator := cluster.membership.orchestrator) is not None:
-            # Where multicast is dead, a member still finds its orchestrator's present address by asking there.
+            # Where multicast is dead, a member still finds its orchestrator by asking it.
             self.discovery.ask_directly(
                 [address.rpartition(":")[0].strip("[]") for address in orchestrator.addresses]
             )

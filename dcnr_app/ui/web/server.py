@@ -42,7 +42,6 @@ class LocalApiServer:
             route_handlers=handlers(api),
             exception_handlers={DcnrError: _told, HTTPException: _http_told, Exception: _untold},
             openapi_config=None,
-            logging_config=None,
             logging_config=None,  # whose log this is, the agent's command says
             request_max_body_size=MAX_BODY_BYTES,
             debug=False,
