@@ -176,7 +176,10 @@ def advance(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
     recovery = state.job.recovery
     if state.stage != "recovering" or recovery is None:
         return
-    if state.commit_effect or state.capture_effect or state.effect or not _available(state):
+    if state.commit_effect or state.capture_effect or state.effect:
+        return
+    if not _available(state):
+        _drain(state, out)  # whoever is left wants to go, and what counts is durable
         return
     waited_ms = state.now_ms - state.since_ms
     may_return = any(not bench.is_benched(state, pnode) for pnode in state.missing)
@@ -217,6 +220,7 @@ def adopt(state: CoordinatorState, out: list[CoordinatorEffect], restored: Resto
     state.durable_step, state.skips = restored.step, 0
     state.validated = set(restored.validated)
     state.missing, state.suspect = set(), PNodeId("")
+    state.handover = ""  # whoever came or wanted to go meanwhile is accounted for
     _drain(state, out)
     out.append(Replanned(job.plan, restored.step, state.reason))
     configure_all(state, out)

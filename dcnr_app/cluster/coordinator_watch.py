@@ -35,7 +35,10 @@ def tick(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
     if not state.handover and (back := bench.back_from_bench(state)):
         state.handover = f"PNode {back[0]} is tried again"
     limit_ms = max(state.job.recovery.stall_ms, _TIMES_LONGEST * state.longest_ms)
-    if state.stage not in _WATCHED or state.now_ms - state.progress_ms <= limit_ms:
+    # The last state may still be gathered when training is over.
+    is_gathering = state.stage == "trained" and state.capture is not None and not state.capture_effect
+    is_watched = state.stage in _WATCHED or is_gathering
+    if not is_watched or state.now_ms - state.progress_ms <= limit_ms:
         return
     why = f"no progress for {(state.now_ms - state.progress_ms) / 1000.0:.0f} s"
     stuck = [(s.running_ms, p) for p, s in state.statuses.items() if s.running_ms > limit_ms / 2]

@@ -36,8 +36,8 @@ class SimWorker(Process):
         self.compute = Compute(pnode, registry(), lambda: backend, world)
         self.watch = WorkerWatch(world.journal)
         self.members: dict[PNodeId, str] = {}
-        self.is_stuck = False
-        """Whether the next compute effect never ends."""
+        self.stuck_in: type | None = None
+        """The next compute effect of this kind never ends."""
         self._queue: deque[ComputeEffect | Leave] = deque()
         self._is_busy = False
 
@@ -123,7 +123,7 @@ class SimWorker(Process):
         if self._queue and not self._is_busy:
             self._is_busy = True
             effect = self._queue.popleft()
-            if not self.is_stuck or isinstance(effect, Leave):
+            if self.stuck_in is None or isinstance(effect, Leave) or not isinstance(effect, self.stuck_in):
                 self.later(self._world.compute_ms(), lambda: self._finish(effect))
 
     def _finish(self, effect: ComputeEffect | Leave) -> None:

@@ -86,11 +86,11 @@ class Machines:
         self._start(machine)
         self._tend(machine)
 
-    def get_stuck(self, pnode: PNodeId) -> None:
-        """The next compute effect never ends."""
+    def get_stuck(self, pnode: PNodeId, kind: type = object) -> None:
+        """The next compute effect of a kind never ends."""
         process = self._all[pnode].process
         if process is not None:
-            process.is_stuck = True
+            process.stuck_in = kind
 
     def sleep(self, pnode: PNodeId, for_ms: float, *, clock_stops: bool) -> None:
         """A machine stands still, its agent too; its peers hear nothing of it meanwhile."""

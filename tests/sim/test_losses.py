@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 
 from dcnr_app.cluster.coordinator_steps import MIN_STAY_MS
+from dcnr_app.cluster.effects import ApplyDecision, CaptureState, CollectSites, Measure, StoreParameter
 from dcnr_app.cluster.inputs import LeaveRequested
 from dcnr_app.cluster.messages import AnyMessage, LoadState, TrainRequest
 from dcnr_app.engine.backend import Backend
@@ -160,6 +161,34 @@ def test_a_pnode_that_hangs_is_ended_and_its_part_is_done_by_others(
     assert not process.is_running
 
 
+@pytest.mark.parametrize("n_rows", [1, 5, 6])
+@pytest.mark.parametrize("kind", [ApplyDecision, CaptureState, StoreParameter, CollectSites, Measure])
+def test_a_pnode_may_hang_in_any_of_its_effects_also_in_the_last_one(
+    backend: Backend, kind: type, n_rows: int
+) -> None:
+    storm = begun(backend, stall_ms=5_000.0, patience_ms=60_000.0)
+    storm.run(until=committed(storm, n_rows))
+    for pnode in (P1, P2, P3):
+        storm.machines.get_stuck(pnode, kind)
+    storm.finish()
+    assert storm.n_starts == 1
+
+
+def test_a_pnode_may_hang_over_the_very_last_state_when_nothing_else_is_wanted_of_it(
+    backend: Backend,
+) -> None:
+    storm = begun(backend, stall_ms=5_000.0, disk_ms=1_000.0, patience_ms=200_000.0)
+    storm.run(until=lambda: SIX.steps in storm.journal.validations)
+    assert SIX.steps not in storm.journal.checkpoints
+    storm.crash_orchestrator(100.0)
+    storm.journal.validations[SIX.steps] = storm.cluster.reference.result.validations[SIX.steps]
+    storm.run(until=lambda: storm.orchestrator is not None)
+    storm.run(until=lambda: storm.lead.state.step == SIX.steps and storm.lead.state.stage == "settling")
+    storm.machines.get_stuck(P2, CaptureState)
+    storm.finish()
+    assert storm.lead.evicted == [P2]
+
+
 # ---- as many as there are
 
 
@@ -184,3 +213,26 @@ def test_a_request_to_leave_during_a_recovery_is_kept(backend: Backend) -> None:
     storm.lead.take(LeaveRequested(P2))
     storm.finish()
     assert storm.lead.drained == [P2]
+
+
+def test_the_last_pnode_may_leave_and_the_session_waits_for_another_one(backend: Backend) -> None:
+    storm = begun(backend, n_pnodes=1, slow=10.0)
+    storm.run(until=committed(storm, 2))
+    storm.request_leave(P1)
+    storm.run(until=lambda: storm.lead.drained == [P1])
+    assert not storm.lead.trained
+    storm.machines.crash(P1)
+    storm.machines.add(P2)
+    storm.finish()
+    assert not any(progress.is_replay for progress in storm.lead.progress)
+
+
+def test_a_request_to_leave_that_a_recovery_grants_makes_no_other_plan(backend: Backend) -> None:
+    storm = begun(backend, restart_ms=10_000.0, grace_ms=1_000.0)
+    storm.run(until=committed(storm, 2))
+    storm.machines.crash(P1)
+    storm.run(until=stage(storm, "recovering"))
+    storm.request_leave(P2)
+    storm.finish()
+    assert [plan.plan.pnodes for plan in storm.lead.plans][:1] == [(P3,)]
+    assert not [plan for plan in storm.lead.plans if "leaves" in plan.reason]
