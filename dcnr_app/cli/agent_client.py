@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dcnr_app.cluster.agent_file import AgentFile, read_agent_file
+from dcnr_app.cluster.agent_file import AgentFile, is_running, read_agent_file
 from dcnr_app.errors import (
     DcnrError,
     DeadlineError,
@@ -41,6 +41,11 @@ class AgentClient:
         if found is None:
             raise UnreachableError("dcnr-app is not running here", where=str(home.root), fix="dcnr-app up")
         return cls(found)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return is_running(self._found)
 
     def get(self, verb: str, kind: type[_T]) -> _T:
         """Ask. Raises what the agent raised, UnreachableError if it does not answer."""

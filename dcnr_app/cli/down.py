@@ -21,14 +21,12 @@ def command() -> None:
     from dcnr_app.app import App
     from dcnr_app.cli.agent_client import AgentClient
     from dcnr_app.cli.output import say
-    from dcnr_app.cluster.agent_file import read_agent_file
     from dcnr_app.errors import DeadlineError
 
-    app = App()
-    client = AgentClient.find(app.home)
+    client = AgentClient.find(App().home)
     client.post("shut-down", dict[str, Any])
     deadline = time.monotonic() + _WAIT_S
-    while (found := read_agent_file(app.home)) is not None and found.pid == client.pid:
+    while client.is_running:  # its file goes before it: PNodes are still to end then
         if time.monotonic() > deadline:
             raise DeadlineError(f"process {client.pid} did not end within {_WAIT_S:g} s")
         time.sleep(_POLL_S)

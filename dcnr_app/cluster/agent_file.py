@@ -78,8 +78,16 @@ def read_agent_file(home: Home) -> AgentFile | None:
         return None
     try:
         note = msgspec.json.decode(raw, type=AgentFile)
+    except msgspec.MsgspecError:
+        return None
+    return note if is_running(note) else None
+
+
+def is_running(note: AgentFile) -> bool:
+    """Whether the agent's process lives, also when its file is gone already."""
+    try:
         process = psutil.Process(note.pid)
         is_same = abs(process.create_time() - note.started_s) < _START_TOLERANCE_S
-        return note if is_same and process.status() != psutil.STATUS_ZOMBIE else None
-    except (msgspec.MsgspecError, psutil.NoSuchProcess):
-        return None
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
