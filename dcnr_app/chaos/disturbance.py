@@ -12,7 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from dcnr_app.chaos.child import SessionChild, family, strike
-from dcnr_app.chaos.lines import Noticed, SessionOrder, Stepped
+from dcnr_app.chaos.lines import Noticed, Over, SessionOrder, Stepped
 from dcnr_app.chaos.record import RunRecord
 from dcnr_app.clock import Clock
 
@@ -52,6 +52,8 @@ class Stage:
                     self.record.take(line, self.now_ms())
                     if isinstance(line, Noticed):
                         self.told(f"  noticed: {line.reason}")
+                    elif isinstance(line, Over) and line.error:
+                        self.told(f"  failed: {line.error}")
                     if not isinstance(line, Stepped) or not line.is_replay:
                         await self._tell_all()
             finally:

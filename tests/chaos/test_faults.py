@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcnr_app.chaos.faults import KINDS, SILENT, fault_order, fault_times_s, parse_kinds
@@ -22,6 +22,7 @@ def drawing(seed: int) -> Callable[[int], int]:
     return random.Random(seed).randrange  # noqa: S311
 
 
+@settings(deadline=None)
 @given(some_kinds, st.integers(1, 60), st.integers(0, 9))
 def test_of_any_five_faults_in_a_row_at_most_one_is_silent(kinds: list[str], n: int, seed: int) -> None:
     order = fault_order(kinds, n, drawing(seed))  # type: ignore[arg-type]
@@ -30,6 +31,7 @@ def test_of_any_five_faults_in_a_row_at_most_one_is_silent(kinds: list[str], n: 
     assert all(order[i : i + 5].count(SILENT) <= 1 for i in range(n))
 
 
+@settings(deadline=None)
 @given(some_kinds, st.integers(1, 60), st.integers(0, 9))
 def test_every_loud_kind_comes_as_often_as_the_others(kinds: list[str], n: int, seed: int) -> None:
     counts = Counter(fault_order(kinds, n, drawing(seed)))  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.e2e.place import Place
@@ -45,3 +47,14 @@ def test_the_card_for_people_has_a_row_per_fault_and_the_exit_code_says_that_all
     assert "bit for bit that of the undisturbed run" in done.stdout
     assert "0 lost, 0 counted twice" in done.stdout
     assert done.code == 0
+
+
+def test_ctrl_c_ends_it_with_all_its_processes(place: Place) -> None:
+    with place.running(*chaos(place, "--minutes", "5", "--every", "60")) as run:
+        run.until_step(5)
+        assert len(run.workers()) == 4  # the session's process and its three workers
+        run.signal(signal.SIGINT)
+        ended = run.ended(15)
+        run.no_worker_within(2.0)
+    assert ended.code == 130
+    assert "Traceback" not in ended.stderr

@@ -96,7 +96,7 @@ def test_a_death_at_a_point_of_a_step_changes_no_bit(
         run.no_worker_within(2.0)
     assert (startup / "died").exists()
     (recovery,) = check_went_on(place, ended, undisturbed)
-    assert recovery["pnode"].startswith("worker-")
+    assert "worker-" in recovery["reason"]  # by its own streams, or by a neighbour that cannot reach it
     # Before the commit of its step, or, in an update, after it: the next step may have begun elsewhere.
     assert EVERY + 3 <= recovery["step"] <= EVERY + 5
 
