@@ -136,7 +136,7 @@ def test_a_slow_link_is_not_thought_faster_than_it_is() -> None:
         await closed(ends)
         assert found.round_trip_ms >= 7.9
         assert found.bytes_per_s <= 2.5e7
-        assert max(ends[B].sizes) == 4 << 20
+        assert max(ends[B].sizes) >= 1 << 20, "small messages alone cannot tell 20 MB/s"
 
     asyncio.run(asyncio.wait_for(test(), LIMIT_S))
 
