@@ -16,13 +16,14 @@ _MAX_STALLS = 3
 
 
 def note(state: CoordinatorState, sender: PNodeId, status: Status) -> None:
-    """A PNode says how far it is: progress is another place than before."""
+    """A PNode says how far it is: progress is another place than before, or more bytes that came to it."""
     before = state.statuses.get(sender)
     state.statuses[sender] = status
-    if before is None or _place(before) != _place(status):
+    has_moved = before is None or _place(before) != _place(status)
+    if before is None or has_moved or before.received_bytes != status.received_bytes:
         state.progress_ms = state.now_ms
-        if before is not None:
-            state.longest_ms = max(state.longest_ms, before.running_ms)
+    if before is not None and has_moved:
+        state.longest_ms = max(state.longest_ms, before.running_ms)
 
 
 def tick(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:

@@ -273,7 +273,7 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed.v1"):
 
 class Status(Message, frozen=True, kw_only=True, tag="status.v1"):
     """Worker, every second: how far it is. `running_ms` is the age of the compute effect under way, 0 when
-    none; `where` names it."""
+    none; `where` names it. While state is loaded, `tasks_done` counts what is stored."""
 
     session: SessionId
     generation: int
@@ -282,6 +282,8 @@ class Status(Message, frozen=True, kw_only=True, tag="status.v1"):
     tasks_done: int
     running_ms: float
     where: str = ""
+    received_bytes: int = 0
+    """By this PNode since it started: a tensor that takes minutes on a slow link is no standstill."""
 
 
 class Stop(Message, frozen=True, kw_only=True, tag="stop.v1"):

@@ -152,7 +152,10 @@ class PNodeDriver:
             slept_ms = watch.gap_ms()
             if slept_ms > LEASE_MS:
                 self._arrivals.put_nowait(Slept(slept_ms))
-            elif (report := worker.status(self._state, self._clock.monotonic_ms())) is not None:
+                continue
+            received_bytes = self._transport.totals().bytes_received
+            report = worker.status(self._state, self._clock.monotonic_ms(), received_bytes)
+            if report is not None:
                 self._carry_out(Send(ORCHESTRATOR, report))
 
     async def _take_all(self) -> None:

@@ -84,8 +84,9 @@ def step(state: WorkerState, event: Input, now_ms: float) -> tuple[WorkerState, 
     return state, tuple(out)
 
 
-def status(state: WorkerState, now_ms: float) -> Status | None:
-    """How far this PNode is, for the orchestrator; None outside a session."""
+def status(state: WorkerState, now_ms: float, received_bytes: int = 0) -> Status | None:
+    """How far this PNode is, for the orchestrator; None outside a session. `received_bytes` since it
+    started."""
     if state.configure is None:
         return None
     key = state.running_key
@@ -95,9 +96,10 @@ def status(state: WorkerState, now_ms: float) -> Status | None:
         **state.ids,
         step=state.step,
         stage=state.stage,
-        tasks_done=state.tasks_done,
+        tasks_done=len(state.stored) if state.stage == "loading" else state.tasks_done,
         running_ms=now_ms - state.started_ms if state.running else 0.0,
         where=where,
+        received_bytes=received_bytes,
     )
 
 

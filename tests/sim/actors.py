@@ -38,6 +38,7 @@ class SimWorker(Process):
         self.members: dict[PNodeId, str] = {}
         self.stuck_in: type | None = None
         """The next compute effect of this kind never ends."""
+        self.received_bytes = 0
         self._queue: deque[ComputeEffect | Leave] = deque()
         self._is_busy = False
 
@@ -53,6 +54,7 @@ class SimWorker(Process):
 
     def arrive(self, sender: PNodeId, message: AnyMessage, tensors: Mapping[str, HostArray]) -> None:
         """A message came over a link."""
+        self.received_bytes += sum(tensor.nbytes for tensor in tensors.values())
         refusal = self._world.why_unexpected(self, message, tensors)
         if refusal is not None:
             self._world.answer(self, sender, refusal)
@@ -99,7 +101,7 @@ class SimWorker(Process):
 
     def report(self) -> None:
         """Say how far this PNode is."""
-        status = worker.status(self.state, self.clock_ms())
+        status = worker.status(self.state, self.clock_ms(), self.received_bytes)
         if status is not None:
             self._carry_out(Send(ORCHESTRATOR, status))
 

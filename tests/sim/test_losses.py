@@ -147,6 +147,15 @@ def test_a_slow_pnode_is_neither_lost_nor_blamed(backend: Backend) -> None:
     assert not storm.lead.evicted
 
 
+def test_a_state_that_takes_long_to_load_is_no_standstill(backend: Backend) -> None:
+    """Each parameter takes a second and a half, all of them longer than the watchdog waits."""
+    storm = begun(backend, n_pnodes=1, slow=1_000.0, stall_ms=10_000.0)
+    storm.run(until=lambda: 2 in storm.journal.checkpoints)
+    storm.machines.crash(P1)
+    storm.finish()
+    assert len(storm.lead.plans) == 1
+
+
 @pytest.mark.parametrize("pnode", [P1, P2, P3])
 @pytest.mark.parametrize("n_events", [3, 150, 260])
 def test_a_pnode_that_hangs_is_ended_and_its_part_is_done_by_others(
