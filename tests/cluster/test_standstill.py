@@ -1,4 +1,4 @@
-"""What counts as progress of a PNode besides finished tasks: what it has stored, and bytes that came to it."""
+"""What counts as progress of a PNode besides finished tasks: what is stored, and bytes that came to it."""
 
 from __future__ import annotations
 
