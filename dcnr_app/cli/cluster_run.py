@@ -10,6 +10,7 @@ import msgspec
 
 from dcnr_app.cli.agent_client import AgentClient
 from dcnr_app.cli.output import is_quiet, say, write_json, write_text
+from dcnr_app.errors import UnreachableError
 from dcnr_app.settings import Home
 from dcnr_app.ui.local_api import SessionView
 
@@ -20,7 +21,7 @@ _TELL_S = 5.0
 def run_on_cluster(home: Home, request: Mapping[str, Any], *, as_json: bool) -> int:
     """Start a session on the cluster of this machine's agent and follow it; returns its exit code.
 
-    Ctrl-C ends the following, not the session."""
+    Ctrl-C ends the following, not the session. Raises UnreachableError if no agent runs here, or it ends."""
     client = AgentClient.find(home)
     begun = client.post("start-session", SessionView, **request)
     quiet = is_quiet(as_json=as_json)
@@ -31,6 +32,12 @@ def run_on_cluster(home: Home, request: Mapping[str, Any], *, as_json: bool) -> 
     except KeyboardInterrupt:
         say(f"the session goes on; stop it with: dcnr-app session stop {begun.session}")
         return 0
+    except UnreachableError as error:
+        raise UnreachableError(
+            f"this machine's agent is gone; session {begun.session} goes on when it runs again",
+            why=error.why,
+            fix="dcnr-app up",
+        ) from error
     if as_json:
         write_json(msgspec.to_builtins(done))
     elif done.error:

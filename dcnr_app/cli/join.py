@@ -38,6 +38,7 @@ def command(ctx: click.Context, target: str, code: str, answer: str | None, *, a
     from dcnr_app.app import App
     from dcnr_app.cli.agent_client import AgentClient
     from dcnr_app.cli.output import write_json
+    from dcnr_app.errors import UnreachableError
     from dcnr_app.ui.local_api import JoiningView
 
     client = AgentClient.find(App().home)
@@ -52,8 +53,12 @@ def command(ctx: click.Context, target: str, code: str, answer: str | None, *, a
             can_ask=not as_json and sys.stdin is not None and sys.stdin.isatty(),
         )
     except (KeyboardInterrupt, click.Abort):
-        client.post("answer", JoiningView, verdict="cancel")
+        _cancel(client)
         raise
+    if done.step == "none":
+        raise UnreachableError(
+            "the attempt to join is over", why="the agent was restarted", fix="dcnr-app join"
+        )
     if as_json:
         write_json(msgspec.to_builtins(done))
     elif done.step == "joined":
@@ -63,6 +68,16 @@ def command(ctx: click.Context, target: str, code: str, answer: str | None, *, a
     else:
         say(f"error: {done.error}")
     ctx.exit(done.exit_code)
+
+
+def _cancel(client: AgentClient) -> None:
+    from dcnr_app.errors import DcnrError
+    from dcnr_app.ui.local_api import JoiningView
+
+    try:
+        client.post("answer", JoiningView, verdict="cancel")
+    except DcnrError as error:  # told only: the person's Ctrl-C decides how the command ends
+        say(f"not cancelled: {error}")
 
 
 def _follow(client: AgentClient, *, has_answered: bool, can_ask: bool) -> JoiningView:

@@ -168,9 +168,9 @@ class Served:
 
 
 @contextmanager
-def served() -> Iterator[Served]:
+def served(api: RecordedApi | None = None) -> Iterator[Served]:
     """A server that listens until the end."""
-    api = RecordedApi()
+    api = api or RecordedApi()
     ports: list[int] = []
     is_up = threading.Event()
     loop = asyncio.new_event_loop()
