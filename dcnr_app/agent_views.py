@@ -56,12 +56,6 @@ def neighbour_view(heard: Neighbour, members: set[str]) -> NeighbourView:
     )
 
 
-def names_of(heard: Neighbour) -> tuple[str, ...]:
-    """By which words a person may mean a machine that was heard."""
-    said = heard.announcement
-    return (said.machine, said.name, said.cluster, said.cluster_name)
-
-
 def joining_view(state: JoiningState) -> JoiningView:
     """How far joining is."""
     return JoiningView(**msgspec.structs.asdict(state))

@@ -137,6 +137,7 @@ class App:
         from dcnr_app.cluster.pairing_messages import AGENT_PORT
         from dcnr_app.cluster.presence import verdict_now
         from dcnr_app.engine.measure import measured, memory_now
+        from dcnr_app.limits import in_words
 
         summary, limits = device_summary(), load_limits(self.home)
         threads = threads_for(limits, summary.n_cores)
@@ -159,6 +160,7 @@ class App:
             device_class=measurement.device_class,
             measured=facts,
             may_work=lambda: verdict_now(load_limits(self.home)).reason,
+            limits=lambda: in_words(load_limits(self.home)),
         )
         settings = AgentSettings(
             home=self.home,

@@ -36,6 +36,24 @@ def check_limits(limits: Limits) -> Limits:
     return limits
 
 
+def in_words(limits: Limits) -> str:
+    """The limits in one line; an empty text if there are none."""
+    parts = []
+    if limits.cores is not None:
+        parts.append(f"{limits.cores} cores")
+    if limits.memory_bytes is not None:
+        parts.append(f"{limits.memory_bytes / 2**30:.1f} GiB of memory")
+    if limits.device_memory_bytes is not None:
+        parts.append(f"{limits.device_memory_bytes / 2**30:.1f} GiB of device memory")
+    if limits.hours:
+        parts.append(limits.hours)
+    if not limits.on_battery:
+        parts.append("not on battery")
+    if not limits.during_full_screen:
+        parts.append("not while a full-screen program runs")
+    return ", ".join(parts)
+
+
 def parse_hours(hours: str) -> tuple[int, int] | None:
     """(from, to) in minutes after midnight, None for always. Raises UserError for anything but HH:MM-HH:MM
     with two different times."""

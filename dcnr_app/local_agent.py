@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 
 import dcnr_app
+from dcnr_app.agent_names import member_of, target_of, waiting_of
 from dcnr_app.agent_views import (
     joining_view,
-    names_of,
     neighbour_view,
     pending_view,
     session_view,
@@ -20,13 +20,10 @@ from dcnr_app.clock import Clock
 from dcnr_app.cluster.agent import Agent
 from dcnr_app.cluster.agent_cluster import AgentCluster
 from dcnr_app.cluster.agent_session import AgentSession, SessionState
-from dcnr_app.cluster.joining import Target
-from dcnr_app.cluster.joining_codes import read_target
 from dcnr_app.cluster.membership import MemberRecord, PNodeRecord
-from dcnr_app.cluster.pairing_messages import FRONT_DOOR_PORT
 from dcnr_app.cluster.qr_code import qr_text
 from dcnr_app.cluster.runner_lines import SessionRequest
-from dcnr_app.errors import RefusedError, UserError
+from dcnr_app.errors import RefusedError
 from dcnr_app.ui.local_api import (
     InviteView,
     JoiningView,
@@ -58,7 +55,6 @@ class LocalAgent:
         now_ms = self._clock.monotonic_ms()
         records = cluster.membership.members if cluster else ()
         live = [r for r in records if cluster and self._presence(cluster, r, now_ms) == "live"]
-        silence = agent.discovery.silence()
         notices = [*agent.notices, *([cluster.trouble] if cluster and cluster.trouble else [])]
         return StatusView(
             role=agent.role,
@@ -77,7 +73,7 @@ class LocalAgent:
             n_pending=len(agent.front_door.pending()),
             session=self._session_state(cluster).session,
             notices=tuple(notices),
-            silence=f"{silence.why}; {silence.fix}" if silence else "",
+            silence=self._silence(),
         )
 
     async def machines(self) -> tuple[MachineView, ...]:
@@ -128,7 +124,12 @@ class LocalAgent:
     async def join(self, target: str, code: str) -> JoiningView:
         """Begin to join."""
         joiner = await asyncio.to_thread(self._agent.joiner)
-        place = target if target.startswith(_LINK) else self._target(target)
+        silence = self._silence()
+        place = (
+            target
+            if target.startswith(_LINK)
+            else target_of(target, self._agent.discovery.snapshot(), silence)
+        )
         return joining_view(self._agent.joining.begin(place, code, joiner))
 
     async def answer(self, verdict: Literal["match", "mismatch", "cancel"]) -> JoiningView:
@@ -137,11 +138,15 @@ class LocalAgent:
 
     async def admit(self, machine: str) -> PendingView:
         """Admit a machine."""
-        return pending_view(await self._agent.front_door.admit(self._waiting(machine)))
+        return pending_view(
+            await self._agent.front_door.admit(waiting_of(machine, self._agent.front_door.pending()))
+        )
 
     async def reject(self, machine: str) -> PendingView:
         """Reject a machine."""
-        return pending_view(self._agent.front_door.reject(self._waiting(machine)))
+        return pending_view(
+            self._agent.front_door.reject(waiting_of(machine, self._agent.front_door.pending()))
+        )
 
     async def invite(self, *, with_code: bool) -> InviteView:
         """A link, or a code to type, for one machine."""
@@ -169,7 +174,7 @@ class LocalAgent:
     async def rename(self, machine: str, name: str) -> MachineView:
         """Another name for a machine."""
         cluster = self._cluster()
-        record = self._member(cluster, machine)
+        record = member_of(machine, cluster.membership.members)
         if cluster.registrar is None and record.machine != self._agent.machine.id:
             raise RefusedError("only the cluster's orchestrator renames other machines")
         if record.machine == self._agent.machine.id:
@@ -177,19 +182,19 @@ class LocalAgent:
         if cluster.registrar is not None:
             await asyncio.to_thread(cluster.registrar.rename, record.machine, name)
             cluster.membership_changed()
-        return self._machine(cluster, self._member(cluster, record.machine))
+        return self._machine(cluster, member_of(record.machine, cluster.membership.members))
 
     async def drain(self, machine: str) -> MachineView:
         """Move its VNodes to others and use it no more."""
         cluster = self._cluster()
-        record = self._member(cluster, machine)
+        record = member_of(machine, cluster.membership.members)
         await cluster.drain(record.machine)
         return self._machine(cluster, record)
 
     async def forget(self, machine: str) -> MachineView:
         """Take it out of the cluster at once."""
         cluster = self._cluster()
-        record = self._member(cluster, machine)
+        record = member_of(machine, cluster.membership.members)
         view = self._machine(cluster, record)
         await cluster.remove(record.machine)
         return view
@@ -216,6 +221,11 @@ class LocalAgent:
 
     # ---- helpers
 
+    def _silence(self) -> str:
+        """Why nobody is heard on the network, where that can be said."""
+        silence = self._agent.discovery.silence()
+        return f"{silence.why}; {silence.fix}" if silence else ""
+
     def _cluster(self) -> AgentCluster:
         if self._agent.cluster is None:
             raise RefusedError(
@@ -234,55 +244,6 @@ class LocalAgent:
     def _session_state(self, cluster: AgentCluster | None) -> SessionState:
         return cluster.session.state if cluster and cluster.session else SessionState()
 
-    def _target(self, text: str) -> Target:
-        """A neighbour by name, cluster or id, else a host. Without text the only cluster that is heard."""
-        heard = [n for n in self._agent.discovery.snapshot() if n.announcement.role == "orchestrator"]
-        fits = [n for n in heard if not text or text in names_of(n)]
-        if len(fits) == 1:
-            return Target(fits[0].addresses, fits[0].announcement.front_door_port)
-        if text and not fits:
-            host, port = read_target(text, FRONT_DOOR_PORT)
-            return Target((host,), port)
-        known = ", ".join(f"{n.announcement.cluster_name!r} on {n.announcement.name}" for n in heard)
-        silence = self._agent.discovery.silence()
-        raise UserError(
-            "several clusters fit" if fits else "no cluster is heard on this network",
-            why=known or (silence.why if silence else "nobody has answered yet"),
-            fix="give the name of one, or its address: dcnr-app join HOST",
-        )
-
-    def _waiting(self, text: str) -> str:
-        """The id of the waiting machine that `text` names: id, name or digits; without text the only one."""
-        waiting = [p for p in self._agent.front_door.pending() if p.step == "comparing"]
-        wanted = text.replace("-", "").replace(" ", "")
-        fits = [p for p in waiting if not text or text in (p.machine, p.name) or wanted == p.digits]
-        if len(fits) != 1:
-            names = ", ".join(f"{p.name} ({p.machine}, digits {p.digits})" for p in waiting)
-            raise RefusedError(
-                "several machines wait to join"
-                if len(fits) > 1
-                else f"no machine {text!r} waits to join".replace("'' ", ""),
-                why=names or "nobody waits",
-                fix="dcnr-app admit MACHINE" if names else "run `dcnr-app join` on the other machine",
-            )
-        return fits[0].machine
-
-    def _member(self, cluster: AgentCluster, text: str) -> MemberRecord:
-        """The member that `text` names: id, name or a PNode's id. Raises RefusedError if not one does."""
-        records = cluster.membership.members
-        fits = [
-            r
-            for r in records
-            if text in (r.machine, r.name) or any(text == entry.pnode for entry in r.pnodes)
-        ]
-        if len(fits) != 1:
-            raise RefusedError(
-                f"{'several machines are' if fits else 'no machine is'} called {text!r}",
-                why=", ".join(f"{r.name} ({r.machine})" for r in records),
-                fix="dcnr-app pnode ls",
-            )
-        return fits[0]
-
     def _presence(
         self, cluster: AgentCluster, record: MemberRecord, now_ms: float
     ) -> Literal["live", "suspect", "offline"]:
@@ -297,8 +258,8 @@ class LocalAgent:
 
     def _machine(self, cluster: AgentCluster, record: MemberRecord) -> MachineView:
         now_ms = self._clock.monotonic_ms()
-        status = cluster.machines.status(record.machine)
         is_this = record.machine == self._agent.machine.id
+        status = cluster.status() if is_this else cluster.machines.status(record.machine)
         return MachineView(
             machine=record.machine,
             name=record.name,
@@ -306,7 +267,7 @@ class LocalAgent:
             presence=self._presence(cluster, record, now_ms),
             is_this_machine=is_this,
             addresses=status.addresses if status else record.addresses,
-            version=dcnr_app.__version__ if is_this else status.version if status else "",
+            version=status.version if status else "",
             silent_ms=cluster.machines.silent_ms(record.machine, now_ms),
             limits=status.limits if status else "",
         )
@@ -326,6 +287,7 @@ class LocalAgent:
             is_this_machine=is_this,
             silent_ms=cluster.machines.silent_ms(record.machine, now_ms),
             vnodes=vnodes,
+            limits=status.limits if status else "",
         )
         is_training = bool(vnodes) and session.status == "running"
         return with_report(view, report, is_training=is_training) if report else view

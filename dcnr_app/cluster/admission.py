@@ -103,7 +103,7 @@ def attempt(keys: Keys, request_bytes: bytes, nonce: bytes, offered: Offered) ->
     """After the cluster's offer. Raises RefusedError if that is malformed."""
     try:
         offer = msgspec.json.decode(offered.offer, type=ClusterOffer)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError("what the cluster offers is malformed", why=str(error)[:200]) from error
     if len(offered.nonce) != NONCE_BYTES:
         raise RefusedError("what the cluster offers is malformed", why="its nonce has another length")
@@ -161,7 +161,7 @@ def accept(state: Attempt, standing: Standing) -> Admission:
         raise RefusedError("what was granted is not signed by the cluster's orchestrator", fix=_LOOK)
     try:
         grant = msgspec.json.decode(standing.grant, type=Grant)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError("what was granted is malformed", why=str(error)[:200]) from error
     machine = machine_id(public_pem(state.keys.machine))
     wanted = [pnode_id(machine, ordinal) for ordinal in range(len(state.keys.pnodes))]

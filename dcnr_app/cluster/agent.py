@@ -18,6 +18,7 @@ import dcnr_app
 from dcnr_app.clock import Clock
 from dcnr_app.cluster.admission import Admission
 from dcnr_app.cluster.agent_cluster import AgentCluster, ClusterHooks
+from dcnr_app.cluster.agent_door import LOOPBACK, open_front_door
 from dcnr_app.cluster.agent_joining import AgentJoining
 from dcnr_app.cluster.agent_pnodes import PNodeSettings
 from dcnr_app.cluster.announcement import Announcement
@@ -29,13 +30,12 @@ from dcnr_app.cluster.joining import Joiner, save_admission
 from dcnr_app.cluster.machine import Machine, load_machine, rename_machine
 from dcnr_app.cluster.membership import Membership
 from dcnr_app.cluster.messages import PROTOCOL_VERSION
-from dcnr_app.cluster.pairing_messages import FRONT_DOOR_PORT, Info
+from dcnr_app.cluster.pairing_messages import Info
 from dcnr_app.cluster.registrar import Registrar, create_cluster, refuse_second_cluster
-from dcnr_app.errors import RefusedError, UserError
+from dcnr_app.errors import DcnrError, RefusedError
 from dcnr_app.settings import Home
 
 _LOG = logging.getLogger(__name__)
-_LOOPBACK = "127.0.0.1"
 Role = Literal["none", "orchestrator", "worker"]
 
 
@@ -70,13 +70,10 @@ class Agent:
         self._ending = asyncio.Event()
         self._changing = asyncio.Lock()
         self.front_door_port = 0
-        self.front_door = self._door((_LOOPBACK,), 0)
+        self.front_door = FrontDoor(FrontDoorSettings(), self, clock)
 
     def _load(self) -> Machine:
         return load_machine(self.settings.home)
-
-    def _door(self, hosts: tuple[str, ...], port: int) -> FrontDoor:
-        return FrontDoor(FrontDoorSettings(hosts=hosts, port=port), self, self._clock)
 
     @property
     def discovery(self) -> Discovery:
@@ -122,7 +119,9 @@ class Agent:
 
     async def _start(self, tasks: asyncio.TaskGroup) -> None:
         self._joining = AgentJoining(tasks, self._admitted_here)
-        await self._open_front_door()
+        found = await open_front_door(self, self._clock, is_loopback=self.settings.is_loopback)
+        self.front_door, self.front_door_port = found.door, found.port
+        self.notices += [found.notice] if found.notice else []
         discovery = msgspec.structs.replace(self.settings.discovery, is_loopback=self.settings.is_loopback)
         self._discovery = Discovery(discovery, tasks, self._clock, lambda: None, self._is_connected)
         await self._discovery.start(self._announcement())
@@ -131,26 +130,6 @@ class Agent:
             await self.start_cluster(self.settings.cluster_name or f"{self.machine.name}'s cluster")
         elif own is not None:
             await self._enter(own)
-
-    async def _open_front_door(self) -> None:
-        """On the usual port if it is free, over IPv6 too where there is such a thing."""
-        if self.settings.is_loopback:
-            self.front_door_port = await self.front_door.start()
-            return
-        last: UserError | None = None
-        for port in (FRONT_DOOR_PORT, 0):
-            for hosts in (("0.0.0.0", "::"), ("0.0.0.0",)):  # noqa: S104  # the door that strangers knock at
-                self.front_door = self._door(hosts, port)
-                try:
-                    self.front_door_port = await self.front_door.start()
-                except UserError as error:
-                    last = error
-                    continue
-                if not port and last is not None:
-                    self.notices.append(f"the front door is on port {self.front_door_port}: {last.why}")
-                return
-        if last is not None:
-            raise last
 
     async def _close(self) -> None:
         if self._joining is not None:
@@ -186,18 +165,21 @@ class Agent:
             device=self.settings.pnode.device,
         )
 
-    async def leave(self, reason: str) -> None:
-        """Leave the cluster: streams end, PNodes stop, the files are kept aside. Raises RefusedError outside
-        one."""
+    async def leave(self, reason: str, *, is_removed: bool = False) -> None:
+        """Leave the cluster: streams end, PNodes stop, the files are kept aside. Without its orchestrator the
+        cluster is none: then the other machines are told. `reason` is for people. Raises RefusedError outside
+        a cluster, StoreError."""
         async with self._changing:
             cluster = self.cluster
             if cluster is None:
                 raise RefusedError("this machine is in no cluster")
+            if cluster.registrar is not None:
+                await cluster.disband()
             self.notices.append(reason)
             self.cluster = None
             self.front_door.open_cluster(None)
             await cluster.close(for_good=True)
-            await asyncio.to_thread(self.files.drop_cluster, reason)
+            await asyncio.to_thread(self.files.drop_cluster, "removed" if is_removed else "left")
             await self.discovery.update(self._announcement())
 
     async def rename(self, name: str) -> None:
@@ -214,11 +196,13 @@ class Agent:
                 Registrar, self.files, self.machine, self.settings.build, self._clock
             )
         hooks = ClusterHooks(
-            hosts=self.hosts, heard_at=self._heard_at, removed=self._removed, confirmed=self._confirmed
+            name=lambda: self.machine.name,
+            hosts=self.hosts,
+            heard_at=self._heard_at,
+            removed=self._removed,
+            confirmed=self._confirmed,
         )
-        cluster = AgentCluster(
-            own, self.files, registrar, self.settings.pnode, self._clock, hooks, lambda: self.machine.name
-        )
+        cluster = AgentCluster(own, self.files, registrar, self.settings.pnode, self._clock, hooks)
         await cluster.start(self._tasks)
         self.cluster = cluster
         if registrar is None and (orchestrator := cluster.membership.orchestrator) is not None:
@@ -236,15 +220,22 @@ class Agent:
 
     def _removed(self, reason: str) -> None:
         if self._tasks is not None and self.cluster is not None and not self._changing.locked():
-            self._tasks.create_task(self.leave(reason))
+            self._tasks.create_task(self._leave_removed(reason))
+
+    async def _leave_removed(self, reason: str) -> None:
+        try:
+            await self.leave(reason, is_removed=True)
+        except DcnrError as error:  # the agent goes on: its streams have ended all the same
+            self.notices.append(str(error))
+            _LOG.warning("leaving_failed why=%s", error)
 
     # ---- what its parts ask
 
     def hosts(self) -> tuple[str, ...]:
         """This machine's addresses, best first."""
         if self.settings.is_loopback:
-            return (_LOOPBACK,)
-        return self.discovery.announced_addresses or (_LOOPBACK,)
+            return (LOOPBACK,)
+        return self.discovery.announced_addresses or (LOOPBACK,)
 
     def _heard_at(self, machine: str) -> tuple[str, ...]:
         for neighbour in self.discovery.snapshot():

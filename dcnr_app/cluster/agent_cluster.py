@@ -11,6 +11,7 @@ import msgspec
 
 import dcnr_app
 from dcnr_app.clock import Clock
+from dcnr_app.cluster.agent_facts import checked_report
 from dcnr_app.cluster.agent_link import AgentLink, OfAgents
 from dcnr_app.cluster.agent_messages import (
     AgentLeaves,
@@ -23,7 +24,7 @@ from dcnr_app.cluster.agent_pnodes import AgentPNodes, PNodeSettings
 from dcnr_app.cluster.agent_session import AgentSession
 from dcnr_app.cluster.agent_state import Machines
 from dcnr_app.cluster.cluster_files import ClusterFiles, OwnCluster
-from dcnr_app.cluster.membership import Membership, merged
+from dcnr_app.cluster.membership import MemberRecord, Membership, merged
 from dcnr_app.cluster.registrar import Registrar
 from dcnr_app.errors import DcnrError, RefusedError, StoreError
 from dcnr_app.ids import PNodeId
@@ -32,12 +33,15 @@ _LOG = logging.getLogger(__name__)
 _STATUS_S = 1.0
 _DRAIN_S = 120.0
 _GOODBYE_S = 0.7  # streams of a removed machine are to end within a second
+_LAST_WORD_S = 1.0
 
 
 class ClusterHooks(msgspec.Struct, frozen=True, kw_only=True):
-    """What this part needs of the agent: this machine's addresses, where a machine was heard on the network
-    (`host:port` of its agent), whom to tell that this machine was removed, and of a confirmed machine."""
+    """What this part needs of the agent: this machine's name and addresses, where a machine was heard on the
+    network (`host:port` of its agent), whom to tell that this machine was removed, and of a confirmed
+    machine."""
 
+    name: Callable[[], str]
     hosts: Callable[[], tuple[str, ...]]
     heard_at: Callable[[str], tuple[str, ...]]
     removed: Callable[[str], None]
@@ -55,7 +59,6 @@ class AgentCluster:
         settings: PNodeSettings,
         clock: Clock,
         hooks: ClusterHooks,
-        name: Callable[[], str],
     ) -> None:
         self.own = own
         self._files = files
@@ -63,7 +66,6 @@ class AgentCluster:
         self._settings = settings
         self._clock = clock
         self._hooks = hooks
-        self._name = name
         self.link = AgentLink(own, settings.host, settings.agent_port, self._heard)
         self.machines = Machines()
         self.session: AgentSession | None = None
@@ -74,6 +76,8 @@ class AgentCluster:
         self._tending: asyncio.Task[None] | None = None
         self._stirred = asyncio.Event()
         self._goodbyes: dict[str, asyncio.Event] = {}
+        self._left: set[str] = set()
+        self._is_unsaved = False
 
     @property
     def membership(self) -> Membership:
@@ -112,12 +116,16 @@ class AgentCluster:
             await asyncio.wait({self._tending})
         if self.registrar is None and not self.trouble:
             goodbye = AgentLeaves(machine=self.own.machine, for_good=for_good)
-            await self.link.tell(self.own.orchestrator, goodbye)
-        if self.session is not None:
-            await self.session.close()
-        if self._pnodes is not None:
-            await self._pnodes.close()
+            await self.link.tell(self.own.orchestrator, goodbye, _LAST_WORD_S)
+        ending = [part.close() for part in (self.session, self._pnodes) if part is not None]
+        await asyncio.gather(*ending)
         await self.link.close()
+
+    async def disband(self) -> None:
+        """Take all other machines out, since this one, which is the cluster, leaves. Raises RefusedError,
+        StoreError."""
+        others = [record.machine for record in self.membership.members if record.role != "orchestrator"]
+        await asyncio.gather(*(self.remove(machine) for machine in others))
 
     def listening(self) -> Mapping[PNodeId, PNodeReport]:
         """PNodes of the cluster that can be dialled now; complete on the orchestrator only."""
@@ -128,11 +136,12 @@ class AgentCluster:
         hosts = self._hooks.hosts()
         return AgentStatus(
             machine=self.own.machine,
-            name=self._name(),
+            name=self._hooks.name(),
             version=dcnr_app.__version__,
             addresses=tuple(_host_port(host, self.link.port) for host in hosts),
             epoch=self.membership.epoch,
             pnodes=self._pnodes.reports(hosts) if self._pnodes is not None else (),
+            limits=self._pnodes.limits if self._pnodes is not None else "",
         )
 
     def membership_changed(self) -> None:
@@ -149,11 +158,15 @@ class AgentCluster:
         record = self.membership.find(machine)
         fresh = await asyncio.to_thread(self.registrar.remove, machine)
         await self._tell_removed(machine, MembershipUpdate(membership=msgspec.json.encode(fresh)))
+        await self._cut_off(machine, record)
+
+    async def _cut_off(self, machine: str, record: MemberRecord | None) -> None:
+        """End the streams of a machine that is no member any more; `record` is what it was."""
         self.machines.left(machine)
+        self.membership_changed()
         if self.session is not None and record is not None:
             for entry in record.pnodes:
-                await self.session.withdraw(entry.pnode, "its machine was removed from the cluster")
-        self.membership_changed()
+                await self.session.withdraw(entry.pnode, "its machine is not in the cluster any more")
 
     async def _tell_removed(self, machine: str, update: MembershipUpdate) -> None:
         """Let a removed machine hear of it and say goodbye before its streams are cut: what is on its way
@@ -191,6 +204,9 @@ class AgentCluster:
                 continue
 
     async def _tend_worker(self) -> None:
+        if self._is_unsaved and self._membership is not None:
+            self._is_unsaved = False
+            await asyncio.to_thread(self._files.save_members, self._membership)
         orchestrator = self.own.orchestrator
         self.link.set_addresses(orchestrator, self._hooks.heard_at(orchestrator))
         self.trouble = await self.link.tell(orchestrator, self.status())
@@ -200,6 +216,7 @@ class AgentCluster:
     async def _tend_orchestrator(self) -> None:
         now_ms = self._clock.monotonic_ms()
         self.machines.heard(self.status(), now_ms)
+        await self._strike_off()
         epoch = self.membership.epoch
         update = MembershipUpdate(membership=msgspec.json.encode(self.membership))
         for record in self.membership.members:
@@ -212,6 +229,15 @@ class AgentCluster:
         self.session.resume_wanted()
         for pnode, pid in (await self.session.tell_news()).items():
             await self._restart(pnode, pid)
+
+    async def _strike_off(self) -> None:
+        """Machines that have left for good are no members any more."""
+        for machine in tuple(self._left):
+            record = self.membership.find(machine)
+            if self.registrar is not None and record is not None:
+                await asyncio.to_thread(self.registrar.remove, machine)
+                await self._cut_off(machine, record)
+            self._left.discard(machine)
 
     async def _restart(self, pnode: PNodeId, pid: int) -> None:
         machine = pnode.rpartition("-")[0]
@@ -227,6 +253,7 @@ class AgentCluster:
             case AgentLeaves():
                 if self.registrar is not None:
                     self.machines.left(machine)
+                    self._left |= {machine} if message.for_good and machine != self.own.machine else set()
                     self._stirred.set()
                 if machine in self._goodbyes:
                     self._goodbyes[machine].set()
@@ -242,7 +269,7 @@ class AgentCluster:
         if self.registrar is None or status.machine != machine or record is None:
             _LOG.warning("agent_status_refused machine=%s", machine)
             return
-        known = tuple(report for report in status.pnodes if report.pnode in certified)
+        known = tuple(checked_report(report) for report in status.pnodes if report.pnode in certified)
         self.machines.heard(msgspec.structs.replace(status, pnodes=known), self._clock.monotonic_ms())
         self.link.set_addresses(machine, status.addresses)
         self._hooks.confirmed(machine)
@@ -254,15 +281,15 @@ class AgentCluster:
         try:
             fresh = msgspec.json.decode(update.membership, type=Membership)
             fresh = fresh if self._membership is None else merged(self._membership, fresh)
-        except (msgspec.MsgspecError, DcnrError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, DcnrError) as error:
             _LOG.warning("membership_unreadable why=%s", error)
             return
         if fresh.was_removed(self.own.machine):
             self._hooks.removed(f"this machine was removed from the cluster {self.own.name!r}")
             return
-        self._membership = fresh
-        self._files.save_members(fresh)
+        self._membership, self._is_unsaved = fresh, True
         self.link.set_membership(fresh)
+        self._stirred.set()
 
 
 def _host_port(host: str, port: int) -> str:

@@ -69,13 +69,13 @@ class AgentLink:
         self._admit()
         return True
 
-    async def tell(self, machine: str, message: OfAgents) -> str:
+    async def tell(self, machine: str, message: OfAgents, timeout_s: float = _SEND_S) -> str:
         """Send; returns an empty text, or why it did not arrive."""
         try:
-            async with asyncio.timeout(_SEND_S):
+            async with asyncio.timeout(timeout_s):
                 await self._transport.send(agent_id(machine), message, {})
         except (PeerError, TimeoutError) as error:
-            return str(error) or f"no answer within {_SEND_S:g} s"
+            return str(error) or f"no answer within {timeout_s:g} s"
         self._connected.add(machine)
         return ""
 

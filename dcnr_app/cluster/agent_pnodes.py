@@ -17,7 +17,7 @@ from dcnr_app.cluster.identity import fingerprint
 from dcnr_app.cluster.local_worker import RestartDelays
 from dcnr_app.cluster.processes import Bootstrap, WorkerProcess, start_worker
 from dcnr_app.cluster.remote_crew import dial_target
-from dcnr_app.errors import DeadlineError, PeerError
+from dcnr_app.errors import DcnrError, DeadlineError, PeerError
 from dcnr_app.ids import PNodeId
 
 _LOG = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ class PNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured of a PNode's device, with the memory that is free now."""
     may_work: Callable[[], str] = lambda: ""
     """Why the owner does not want work done now; an empty text if he does. May take seconds."""
+    limits: Callable[[], str] = lambda: ""
+    """What the owner lets the app use, in words."""
 
 
 class AgentPNode:
@@ -64,7 +66,7 @@ class AgentPNode:
                 changed()
                 await self._process.ended()
                 self.why = self._process.how_it_ended()
-            except (PeerError, DeadlineError) as error:
+            except (PeerError, DeadlineError, OSError) as error:  # OSError: the system starts no process
                 self.why = str(error)
             self._process, self.state = None, "failed"
             changed()
@@ -130,9 +132,10 @@ class AgentPNodes:
     ) -> None:
         self._pnodes = [AgentPNode(secret, own, settings, clock) for secret in own.pnodes]
         self._keeping = [tasks.create_task(pnode.keep(changed)) for pnode in self._pnodes]
-        self._may_work = settings.may_work
+        self._settings = settings
         self._keeping.append(tasks.create_task(self._watch_owner()))
         self._resting = ""
+        self.limits = ""
 
     def reports(self, hosts: Sequence[str]) -> tuple[PNodeReport, ...]:
         """How they are."""
@@ -140,7 +143,12 @@ class AgentPNodes:
 
     async def _watch_owner(self) -> None:
         while True:
-            self._resting = await asyncio.to_thread(self._may_work)
+            try:
+                self._resting = await asyncio.to_thread(self._settings.may_work)
+                self.limits = await asyncio.to_thread(self._settings.limits)
+            except DcnrError as error:  # what he wants cannot be read: nothing is done against it
+                self._resting = error.what
+                _LOG.warning("owner_unreadable why=%s", error)
             await asyncio.sleep(_OWNER_S)
 
     def restart(self, pnode: PNodeId, pid: int) -> None:

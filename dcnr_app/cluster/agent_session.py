@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from dcnr_app.cluster.agent_facts import device_of
 from dcnr_app.cluster.agent_messages import RESTING, PNodeReport
 from dcnr_app.cluster.agent_state import Offered
 from dcnr_app.cluster.cluster_files import OwnCluster
-from dcnr_app.cluster.devices import DeviceFacts
 from dcnr_app.cluster.messages import Address
 from dcnr_app.cluster.runner_lines import (
     DrainPNode,
@@ -34,7 +33,6 @@ from dcnr_app.cluster.session_keeper import SessionKeeper
 from dcnr_app.errors import InvariantError, UnreachableError
 from dcnr_app.ids import PNodeId
 
-_LOG = logging.getLogger(__name__)
 _LINES = 50
 
 
@@ -114,7 +112,7 @@ class AgentSession:
             return {}
         await self._rest_and_wake()
         for report in self._offered.news(self._available()):
-            await self._keeper.tell(PNodeJoined(_address(report), _device(report)))
+            await self._keeper.tell(PNodeJoined(_address(report), device_of(report)))
         return self._offered.to_restart()
 
     async def _rest_and_wake(self) -> None:
@@ -173,7 +171,7 @@ class AgentSession:
             authority_pem=runner.ca_pem.decode(),
             hosts=self._hosts(),
             members=tuple(_address(report) for report in available.values()),
-            devices=tuple(device for report in available.values() if (device := _device(report))),
+            devices=tuple(device for report in available.values() if (device := device_of(report))),
             request=request,
         )
 
@@ -200,16 +198,6 @@ class AgentSession:
             case SessionEnded():
                 state.status, state.error, state.exit_code = event.status, event.error, event.exit_code
                 self._drained.set()
-
-
-def _device(report: PNodeReport) -> DeviceFacts | None:
-    """What its machine measured; None where that is not known or cannot be read."""
-    try:
-        facts = msgspec.json.decode(report.facts, type=DeviceFacts) if report.facts else None
-    except msgspec.MsgspecError as error:
-        _LOG.warning("device_facts_unreadable pnode=%s why=%s", report.pnode, error)
-        return None
-    return facts if facts is not None and facts.pnode == report.pnode else None
 
 
 def _address(report: PNodeReport) -> Address:

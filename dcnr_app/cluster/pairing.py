@@ -206,7 +206,7 @@ def read_request(data: bytes) -> JoinRequest:
     """A request as it may be used: its texts made safe to show. Raises RefusedError if it is malformed."""
     try:
         request = msgspec.json.decode(data, type=JoinRequest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError("the request to join is malformed", why=str(error)[:200]) from error
     if not 1 <= len(request.pnode_keys) <= MAX_DEVICES:
         raise RefusedError(f"a machine joins with 1 to {MAX_DEVICES} devices, not {len(request.pnode_keys)}")

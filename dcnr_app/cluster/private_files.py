@@ -59,9 +59,8 @@ def read_private(path: Path) -> bytes | None:
 
 
 def set_aside(folder: Path, names: tuple[str, ...], reason: str, files: Files = SYSTEM_FILES) -> Path | None:
-    """Move these files of `folder` into a new folder beside them, named for `reason`; None if none is there.
-
-    Raises StoreError."""
+    """Move these files of `folder` into a new folder beside them, whose name holds `reason` (a-z and -); None
+    if none is there. Raises StoreError."""
     there = [name for name in names if (folder / name).exists()]
     if not there:
         return None

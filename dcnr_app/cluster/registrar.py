@@ -92,7 +92,7 @@ def refuse_second_cluster(files: ClusterFiles) -> None:
         raise RefusedError(
             f"this machine is in the cluster {own.name!r} already",
             why=f"as its {own.role}; a machine is in one cluster at a time",
-            fix=f"to leave it, stop dcnr-app and move {files.folder / 'cluster.json'} away",
+            fix="to leave it: dcnr-app pnode leave",
         )
 
 

@@ -34,6 +34,8 @@ class PNodeView(msgspec.Struct, frozen=True, kw_only=True):
     free_memory_bytes: int | None = None
     silent_ms: float | None = None
     vnodes: tuple[str, ...] = ()
+    limits: str = ""
+    """What its machine's owner lets the app use, in words."""
     device_facts: Mapping[str, Any] | None = None
     """Measured rates, as cluster/devices.py has them."""
 

@@ -190,6 +190,7 @@ def test_malformed_requests_are_refused_with_a_reason() -> None:
     cases = {
         b"\xff": "malformed",
         b"[]": "malformed",
+        b'{"unknown":' + b"[" * 50_000: "malformed",
         mutated(good, pnode_keys=[]): "1 to 32 devices",
         mutated(good, pnode_keys=["x"] * 33): "1 to 32 devices",
         mutated(good, pnode_keys=["x"]): "not a public key",

@@ -117,7 +117,7 @@ def test_the_session_goes_on_by_itself_with_the_same_bits(
 ) -> None:
     async def test() -> None:
         async with (
-            running(place.home, service, cluster="home") as first,
+            running(place.home, service, cluster="ho/me") as first,
             running(Home(tmp_path / "second"), service) as second,
         ):
             await join_by_digits(first, second)
