@@ -56,6 +56,13 @@ def neighbour_view(heard: Neighbour, members: set[str]) -> NeighbourView:
     )
 
 
+def trouble_notice(trouble: str) -> str:
+    """Why the orchestrator is not reached, with what helps where that is known."""
+    if "is not a member of this cluster" in trouble:  # removed while this machine was away
+        return f"{trouble}\n  try: dcnr-app pnode leave, then join again"
+    return trouble
+
+
 def joining_view(state: JoiningState) -> JoiningView:
     """How far joining is."""
     return JoiningView(**msgspec.structs.asdict(state))

@@ -156,6 +156,8 @@ class App:
             threads=threads,
             host="127.0.0.1" if is_loopback else "0.0.0.0",  # noqa: S104  # mutual TLS, members only
             agent_port=0 if is_loopback else AGENT_PORT,
+            cores=limits.cores or 0,
+            memory_bytes=limits.memory_bytes or 0,
             device=f"{summary.processor}, {threads} cores, {summary.memory_bytes >> 30} GiB",
             device_class=measurement.device_class,
             measured=facts,

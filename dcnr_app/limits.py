@@ -40,7 +40,7 @@ def in_words(limits: Limits) -> str:
     """The limits in one line; an empty text if there are none."""
     parts = []
     if limits.cores is not None:
-        parts.append(f"{limits.cores} cores")
+        parts.append(f"{limits.cores} core{'s' if limits.cores > 1 else ''}")
     if limits.memory_bytes is not None:
         parts.append(f"{limits.memory_bytes / 2**30:.1f} GiB of memory")
     if limits.device_memory_bytes is not None:

@@ -14,6 +14,7 @@ from dcnr_app.agent_views import (
     neighbour_view,
     pending_view,
     session_view,
+    trouble_notice,
     with_report,
 )
 from dcnr_app.clock import Clock
@@ -55,7 +56,10 @@ class LocalAgent:
         now_ms = self._clock.monotonic_ms()
         records = cluster.membership.members if cluster else ()
         live = [r for r in records if cluster and self._presence(cluster, r, now_ms) == "live"]
-        notices = [*agent.notices, *([cluster.trouble] if cluster and cluster.trouble else [])]
+        notices = [
+            *agent.notices,
+            *([trouble_notice(cluster.trouble)] if cluster and cluster.trouble else []),
+        ]
         return StatusView(
             role=agent.role,
             machine=agent.machine.id,
@@ -70,7 +74,7 @@ class LocalAgent:
             addresses=agent.hosts(),
             n_machines=len(records),
             n_live=len(live),
-            n_pending=len(agent.front_door.pending()),
+            n_pending=sum(each.step == "comparing" for each in agent.front_door.pending()),
             session=self._session_state(cluster).session,
             notices=tuple(notices),
             silence=self._silence(),

@@ -17,8 +17,8 @@ from dcnr_app.ids import PNodeId
 def heard(machine: str, name: str, cluster_name: str, role: str = "orchestrator") -> Neighbour:
     said = Announcement(
         machine=machine * 8, name=name, fingerprint=machine * 32, front_door_port=4711, protocol_min=1,
-        protocol_max=1, app_version="1", cluster=f"id-of-{cluster_name}", cluster_name=cluster_name, role=role,
-        device_summary="", agent_port=None,
+        protocol_max=1, app_version="1", cluster=f"id-of-{cluster_name}", cluster_name=cluster_name,
+        role=role, device_summary="", agent_port=None,
     )  # fmt: skip
     return Neighbour(announcement=said, addresses=("192.168.1.20",), state="live", silent_ms=0.0)
 

@@ -25,9 +25,12 @@ _POLL_S = 0.2
     type=click.Choice(["match", "mismatch", "cancel"]),
     help="Answer for an attempt that is under way, where no terminal can ask.",
 )
+@click.option("--yes", is_flag=True, help="Do not ask whether the digits are the same: who admits, looks.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, target: str, code: str, answer: str | None, *, as_json: bool) -> None:
+def command(
+    ctx: click.Context, target: str, code: str, answer: str | None, *, yes: bool, as_json: bool
+) -> None:
     """Join the cluster TARGET: its name or a machine's, HOST[:PORT], or an invite link in quotes.
 
     Without TARGET: the only cluster that is heard. Both screens then show six digits; if they are the same,
@@ -47,11 +50,8 @@ def command(ctx: click.Context, target: str, code: str, answer: str | None, *, a
     else:
         client.post("join", JoiningView, target=target, code=code)
     try:
-        done = _follow(
-            client,
-            has_answered=bool(answer),
-            can_ask=not as_json and sys.stdin is not None and sys.stdin.isatty(),
-        )
+        can_ask = not as_json and sys.stdin is not None and sys.stdin.isatty()
+        done = _follow(client, has_answered=bool(answer), can_ask=can_ask, yes=yes)
     except (KeyboardInterrupt, click.Abort):
         _cancel(client)
         raise
@@ -80,7 +80,7 @@ def _cancel(client: AgentClient) -> None:
         say(f"not cancelled: {error}")
 
 
-def _follow(client: AgentClient, *, has_answered: bool, can_ask: bool) -> JoiningView:
+def _follow(client: AgentClient, *, has_answered: bool, can_ask: bool, yes: bool) -> JoiningView:
     """Wait for the end; ask for the digits in between, or return to have them answered by another call."""
     from dcnr_app.ui.local_api import JoiningView
 
@@ -94,9 +94,9 @@ def _follow(client: AgentClient, *, has_answered: bool, can_ask: bool) -> Joinin
             say(
                 f"{now.orchestrator} at {now.place}, cluster {now.cluster_name!r}, must show the same digits."
             )
-            if not can_ask:
+            if not can_ask and not yes:
                 return now
-            is_same = click.confirm("are they the same?", err=True)
+            is_same = yes or click.confirm("are they the same?", err=True)
             client.post("answer", JoiningView, verdict="match" if is_same else "mismatch")
             has_answered = True
         if now.step == "waiting" and not is_told:

@@ -32,6 +32,9 @@ class PNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     host: str
     agent_port: int = 0
+    cores: int = 0
+    memory_bytes: int = 0
+    """What the owner lends; 0 for all."""
     device: str = ""
     device_class: str = ""
     measured: Callable[[PNodeId], DeviceFacts] | None = None
@@ -116,6 +119,8 @@ class AgentPNode:
             threads=self._settings.threads,
             stays=True,
             host=self._settings.host,
+            cores=self._settings.cores,
+            memory_bytes=self._settings.memory_bytes,
         )
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 import msgspec
+import psutil
 
 from dcnr_app.clock import Clock
 from dcnr_app.cluster.compute import Compute
@@ -19,6 +20,7 @@ from dcnr_app.cluster.grpc_transport import GrpcTransport
 from dcnr_app.cluster.identity import Credentials
 from dcnr_app.cluster.open_files import allow_open_files
 from dcnr_app.cluster.pnode import PNodeDriver, role_of
+from dcnr_app.cluster.presence import keep_to_cores, keep_to_memory
 from dcnr_app.cluster.processes import Bootstrap, Listening
 from dcnr_app.cluster.transport import Member
 from dcnr_app.engine.backend import Backend
@@ -98,6 +100,7 @@ async def _serve(bootstrap: Bootstrap, stdin: BinaryIO, stdout: BinaryIO, parts:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(driver.run())
             await driver.started()
+            _keep_to_limits(bootstrap)  # what threads and libraries take is known by now
             line = msgspec.json.encode(Listening(address, os.getpid())) + b"\n"
             with suppress(BrokenPipeError):  # the parent is gone: the other pipe says so too
                 os.write(stdout.fileno(), line)
@@ -105,6 +108,15 @@ async def _serve(bootstrap: Bootstrap, stdin: BinaryIO, stdout: BinaryIO, parts:
     finally:
         await transport.close()
         compute.close()
+
+
+def _keep_to_limits(bootstrap: Bootstrap) -> None:
+    """Hold this process to what the machine's owner lends, where the system can do that; the plan keeps to it
+    everywhere."""
+    if bootstrap.cores:
+        keep_to_cores(bootstrap.cores)
+    if bootstrap.memory_bytes:
+        keep_to_memory(max(0, bootstrap.memory_bytes - int(psutil.Process().memory_info().rss)))
 
 
 def _end_with_pipe(stdin: BinaryIO, loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:

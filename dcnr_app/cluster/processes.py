@@ -34,6 +34,10 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it waits for the next session when one ends, instead of ending too."""
     host: str = "127.0.0.1"
     """What it listens on."""
+    cores: int = 0
+    """How many of the machine's cores its owner lends; 0 for all."""
+    memory_bytes: int = 0
+    """How much memory its owner lends; 0 for all."""
 
 
 class Listening(msgspec.Struct, frozen=True):

@@ -139,6 +139,13 @@ def test_an_answer_from_elsewhere_is_given_and_the_end_awaited(cli: Cli, api: Jo
     assert told(api) == [("answer", ("match",))]
 
 
+def test_with_yes_nobody_is_asked_but_the_digits_are_shown(cli: Cli, api: Joining) -> None:
+    api.steps = [COMPARING, WAITING, JOINED]
+    done = cli("join", "home", "--yes", "--json")
+    assert (done.code, done.json["step"], "123 456" in done.err) == (0, "joined", True)
+    assert told(api) == [("join", ("home", "")), ("answer", ("match",))]
+
+
 def test_a_code_needs_no_digits(cli: Cli, api: Joining) -> None:
     api.steps = [JoiningView(step="reaching"), JOINED]
     assert cli("join", "10.0.0.2", "--code", "123-456").code == 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dcnr_app.cluster.limits import allowed_now, limited, threads_for
 from dcnr_app.cluster.presence import is_full_screen, on_battery, verdict_now
 from dcnr_app.errors import UserError
-from dcnr_app.limits import Limits, parse_hours
+from dcnr_app.limits import Limits, in_words, parse_hours
 from tests.cluster.facts import device
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process limit itself so")
@@ -144,3 +144,16 @@ def test_a_process_that_keeps_to_cores_runs_on_no_others() -> None:
         print(len(os.sched_getaffinity(0)))
     """)
     assert told == "1"
+
+
+def test_limits_are_told_in_one_line() -> None:
+    assert in_words(Limits()) == ""
+    everything = Limits(
+        cores=4, memory_bytes=8 << 30, device_memory_bytes=1 << 29, hours="22:00-07:00", on_battery=False,
+        during_full_screen=False,
+    )  # fmt: skip
+    assert in_words(everything) == (
+        "4 cores, 8.0 GiB of memory, 0.5 GiB of device memory, 22:00-07:00, not on battery, "
+        "not while a full-screen program runs"
+    )
+    assert in_words(Limits(cores=1)) == "1 core"

@@ -15,7 +15,7 @@ from dcnr_app.cluster.agent import Agent
 from dcnr_app.cluster.discovery import DiscoverySettings
 from dcnr_app.local_agent import LocalAgent
 from dcnr_app.settings import Home
-from dcnr_app.ui.local_api import SessionView
+from dcnr_app.ui.local_api import PendingView, SessionView
 
 _T = TypeVar("_T")
 _POLL_S = 0.05
@@ -87,13 +87,18 @@ async def join_by_digits(orchestrator: RunningAgent, worker: RunningAgent) -> st
     await worker.api.join("", "")
     mine = await until(worker.api.joining, lambda joining: joining.step != "reaching")
     assert mine.step == "comparing", mine
-    (theirs,) = await until(orchestrator.api.pending, lambda pending: len(pending) == 1)
+    found = await until(orchestrator.api.pending, lambda pending: any(map(_is_comparing, pending)))
+    (theirs,) = filter(_is_comparing, found)
     assert theirs.digits == mine.digits
     await worker.api.answer("match")
     await orchestrator.api.admit(theirs.machine)
     done = await until(worker.api.joining, lambda joining: joining.step in ("joined", "failed"))
     assert done.step == "joined", done.error
     return mine.digits
+
+
+def _is_comparing(pending: PendingView) -> bool:
+    return pending.step == "comparing"
 
 
 async def all_listening(orchestrator: RunningAgent, n_pnodes: int) -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from dcnr_app.cluster.journal import read_decisions
 from dcnr_app.errors import RefusedError
-from dcnr_app.settings import Home
+from dcnr_app.limits import Limits
+from dcnr_app.settings import Home, save_limits
 from dcnr_app.store.sqlite import SqliteStore
 from dcnr_app.ui.local_api import SessionView, StartSession
 from tests.e2e.agents import RunningAgent, all_listening, join_by_digits, running, session_over, until
@@ -172,6 +173,70 @@ def test_joining_by_code_and_by_invite_and_leaving(tmp_path: Path, service: str)
             assert done.step == "joined", done.error
             found = await until(first.api.machines, lambda found: all(m.presence == "live" for m in found))
             assert len(found) == 2
+
+    asyncio.run(test())
+
+
+def test_a_machine_that_was_removed_while_it_was_away_is_told_how_to_go_on(
+    tmp_path: Path, service: str
+) -> None:
+    async def test() -> None:
+        second_home = Home(tmp_path / "second")
+        async with running(Home(tmp_path / "first"), service, cluster="home") as first:
+            async with running(second_home, service) as second:
+                await join_by_digits(first, second)
+                machine = second.agent.machine.id
+            await first.api.forget(machine)
+            assert [m.machine for m in await first.api.machines()] == [first.agent.machine.id]
+            async with running(second_home, service) as second:
+                status = await until(
+                    second.api.status, lambda status: "not a member" in " ".join(status.notices)
+                )
+                assert "dcnr-app pnode leave" in " ".join(status.notices)
+                await second.api.leave()
+                await join_by_digits(first, second)
+                found = await first.api.machines()
+                assert sorted(m.machine for m in found) == sorted((machine, first.agent.machine.id))
+
+    asyncio.run(test())
+
+
+def test_when_the_orchestrator_leaves_the_cluster_is_none_and_both_can_start_anew(
+    tmp_path: Path, service: str
+) -> None:
+    async def test() -> None:
+        async with (
+            running(Home(tmp_path / "first"), service, cluster="home") as first,
+            running(Home(tmp_path / "second"), service) as second,
+        ):
+            await join_by_digits(first, second)
+            await until(first.api.machines, lambda found: all(m.presence == "live" for m in found))
+            await first.api.leave()
+            assert (await first.api.status()).role == "none"
+            await until(second.api.status, lambda status: status.role == "none")
+            await second.api.start_cluster("lab")
+            await until(first.api.neighbours, lambda heard: any(n.cluster_name == "lab" for n in heard))
+            await join_by_digits(second, first)
+            assert (await first.api.status()).cluster_name == "lab"
+
+    asyncio.run(test())
+
+
+def test_what_a_machines_owner_allows_is_shown_on_the_orchestrator(tmp_path: Path, service: str) -> None:
+    async def test() -> None:
+        second_home = Home(tmp_path / "second")
+        second_home.ensure()
+        save_limits(second_home, Limits(cores=1, hours="00:00-23:59"))
+        async with (
+            running(Home(tmp_path / "first"), service, cluster="home") as first,
+            running(second_home, service) as second,
+        ):
+            await join_by_digits(first, second)
+            found = await until(first.api.pnodes, lambda found: any(p.limits for p in found))
+            assert {p.machine: p.limits for p in found} == {
+                first.agent.machine.id: "",
+                second.agent.machine.id: "1 core, 00:00-23:59",
+            }
 
     asyncio.run(test())
 

@@ -24,6 +24,7 @@ from tests.e2e.place import Ended, is_alive
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 LIMIT_S = 40.0
+GONE_S = 15.0
 _POLL_S = 0.05
 
 
@@ -185,8 +186,12 @@ def test_a_machine_joins_by_code_and_comes_back_after_kill_9_as_the_same_one(
     assert (before["role"], before["cluster"]) == ("worker", first.ask("status")["cluster"])
     live = pnode_of(first, before["machine"], lambda p: p["presence"] == "live" and p["pid"])
     pnode = psutil.Process(live["pid"])
+    assert first.ask("status")["n_live"] == 2
     agent.kill()
+    killed_s = time.monotonic()
     until(lambda: is_alive(pnode), lambda lives: not lives)
+    until(lambda: first.ask("status")["n_live"], lambda n_live: n_live == 1)
+    assert time.monotonic() - killed_s < GONE_S
     assert second.run("status").code == 3
     second.up()
     after = second.ask("status")
