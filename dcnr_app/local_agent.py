@@ -282,7 +282,9 @@ class LocalAgent:
         status = cluster.status() if is_this else cluster.machines.status(record.machine)
         report = next((r for r in status.pnodes if r.pnode == entry.pnode), None) if status else None
         session = self._session_state(cluster)
-        vnodes = tuple(name for name, pnode in session.assignment.items() if pnode == entry.pnode)
+        is_training = session.status == "running"
+        held = session.assignment.items() if is_training else ()
+        vnodes = tuple(name for name, pnode in held if pnode == entry.pnode)
         view = PNodeView(
             pnode=entry.pnode,
             machine=record.machine,
@@ -293,5 +295,4 @@ class LocalAgent:
             vnodes=vnodes,
             limits=status.limits if status else "",
         )
-        is_training = bool(vnodes) and session.status == "running"
-        return with_report(view, report, is_training=is_training) if report else view
+        return with_report(view, report, is_training=bool(vnodes)) if report else view

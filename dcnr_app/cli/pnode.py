@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from dcnr_app.cli.output import json_option
+
+if TYPE_CHECKING:
+    from dcnr_app.ui.local_api import PNodeView
 
 
 @click.group("pnode", epilog="Example: dcnr-app pnode ls")
@@ -67,11 +72,34 @@ def show_command(machine: str, *, as_json: bool) -> None:
         raise UserError(
             f"{'several PNodes are' if fits else 'no PNode is'} called {machine!r}", fix="dcnr-app pnode ls"
         )
-    form = msgspec.to_builtins(fits[0])
     if as_json:
-        write_json(form)
+        write_json(msgspec.to_builtins(fits[0]))
     else:
-        write_text(pairs({name: "n/a" if value in (None, "") else value for name, value in form.items()}))
+        write_text(pairs(_shown(fits[0])))
+
+
+def _shown(found: PNodeView) -> dict[str, str]:
+    """A PNode for a person."""
+    from dcnr_app.cli.output import show_bytes
+
+    def size(n_bytes: int | None) -> str:
+        return "n/a" if n_bytes is None else show_bytes(n_bytes)
+
+    facts = found.device_facts or {}
+    rates = [f"{dtype} {flops / 1e9:.1f} GFLOP/s" for dtype, flops in facts.get("gemm_flops", {}).items()]
+    return {
+        "PNode": found.pnode,
+        "machine": f"{found.name} ({found.machine}){', this one' if found.is_this_machine else ''}",
+        "machine is": found.presence,
+        "state": f"{found.state or 'n/a'}{f', {found.why}' if found.why else ''}",
+        "address": found.address or "n/a",
+        "process": "n/a" if found.pid is None else str(found.pid),
+        "memory": f"{size(found.memory_bytes)} taken, {size(found.free_memory_bytes)} free",
+        "owner lends": found.limits or "everything",
+        "device": found.device or "n/a",
+        "measured": ", ".join(rates) or "n/a",
+        "VNodes": ", ".join(found.vnodes) or "none",
+    }
 
 
 @command.command("rename", epilog="Example: dcnr-app pnode rename 3f2a90b1c4d5e6f7 desk")
