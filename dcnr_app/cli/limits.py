@@ -72,7 +72,11 @@ def show_command(*, as_json: bool) -> None:
 )
 @json_option
 def set_command(*, as_json: bool, **options: Any) -> None:
-    """Change some limits; the others stay. They hold for processes that start from now on."""
+    """Change some limits; the others stay.
+
+    An agent that runs keeps to hours, battery and full screen at once; to cores and memory from the next
+    `dcnr-app up` on.
+    """
     from dcnr_app.cluster.presence import verdict_now
     from dcnr_app.errors import UserError
     from dcnr_app.limits import check_limits
