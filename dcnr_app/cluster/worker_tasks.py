@@ -204,7 +204,7 @@ def forward_done(state: WorkerState, out: list[WorkerEffect], outcome: ForwardDo
 def backward_done(state: WorkerState, out: list[WorkerEffect], outcome: BackwardDone) -> None:
     """Send each edge's gradient to the segment that made the edge's tensor."""
     key = _close(state, out, outcome.elapsed_ms)
-    for edge, handle in outcome.gradients.items():
+    for edge, handle in sorted(outcome.gradients.items()):  # one order in every process
         hold(state, handle)
         target = TaskKey("train", key.step, key.microbatch, "B", _routes(state).gradient_target[edge])
         _deliver(state, out, target, edge, handle)

@@ -31,7 +31,9 @@ KINDS = (
     "crash-orchestrator", "crash-orchestrator", "sleep-orchestrator", "rival", "stop",
 )  # fmt: skip
 PATIENCE_MS = 120_000.0
-"""Within this time and some undisturbed durations after the last fault a session is at its end."""
+"""Within this time and some undisturbed durations after the last fault a session is at its end..."""
+PATIENCE_PER_FAULT_MS = 35_000.0
+"""...and this much later for each fault: PNodes that hang are found one after the other."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -167,9 +169,14 @@ def play(scenario: Scenario, backend: Backend) -> Storm:
             break
         cause(storm, fault)
     last_ms = max((fault.for_ms for fault in scenario.faults), default=0.0)
-    storm.deadline_ms = storm.now_ms + last_ms + PATIENCE_MS + 4_000.0 * scenario.climate.slow
+    storm.deadline_ms = storm.now_ms + last_ms + patience_ms(scenario.climate, len(scenario.faults))
     storm.finish()
     return storm
+
+
+def patience_ms(climate: Climate, n_faults: int) -> float:
+    """How long a session may take after the last of so many faults is over."""
+    return PATIENCE_MS + n_faults * PATIENCE_PER_FAULT_MS + 4_000.0 * climate.slow
 
 
 def _after_events(n_events: int, storm: Storm) -> Callable[[], bool]:

@@ -176,7 +176,7 @@ class Storm(World):
                 self.is_done = True
                 continue
             for failure in lead.failures:
-                assert self._is_excusable(failure), f"{failure}: {self._where()}"
+                assert self._is_excusable(lead, failure), f"{failure}: {self._where()}"
             if lead.state.stage != "left":
                 lead.leave()
                 self._close_when_idle(lead)
@@ -190,8 +190,11 @@ class Storm(World):
         if was_current:
             self._resume_ms = self.now_ms + _CLOSE_MS
 
-    def _is_excusable(self, failure: SessionFailed) -> bool:
-        """Whether a session may fail with these words at this moment."""
+    def _is_excusable(self, lead: SimOrchestrator, failure: SessionFailed) -> bool:
+        """Whether a session may fail with these words at this moment. A replaced orchestrator loses its
+        PNodes to its successor."""
+        if lead is not self.orchestrator and failure.kind == "lost":
+            return True
         if failure.kind in ("store", "refused") and self.n_rivals:
             return "another orchestrator" in failure.what or "is older than" in failure.what
         return failure.kind == "lost" and self.n_deaths >= MAX_DEATHS
@@ -214,8 +217,8 @@ class Storm(World):
         self.after(TICK_MS, self._tick)
 
     def finish(self) -> None:
-        """Run to the end of the session, then let everything come to rest and check what is left."""
-        self.run(until=lambda: self.is_done)
+        """Run to the end, also that of replaced orchestrators, come to rest, and check what is left."""
+        self.run(until=lambda: self.is_done and all(each.is_over for each in self.retired if each.is_running))
         assert self.is_done, self._where()
         self.is_closing = True
         self.run()

@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from dcnr_app.engine.backend import Backend
 from tests.sim.fuzz import KINDS, NETWORKS, draw, run_seed, telling
 from tests.sim.storm import Storm
 
+ROOT = Path(__file__).parents[2]
 N_ALWAYS = 60
 N_SEEDS = 560
 
@@ -43,6 +49,28 @@ def told(storm: Storm) -> list[object]:
 @pytest.mark.parametrize("seed", [12, 39, 44])
 def test_a_seed_decides_everything(backend: Backend, seed: int) -> None:
     assert told(run_seed(seed, backend)) == told(run_seed(seed, backend))
+
+
+SAY_WHAT_HAPPENS = """
+from dcnr_app.engine.reference import ReferenceBackend
+from tests.sim.fuzz import run_seed
+from tests.sim.test_fuzz import told
+for seed in (2, 7, 9):
+    print(told(run_seed(seed, ReferenceBackend(threads=1))))
+"""
+
+
+def test_a_seed_decides_everything_in_every_process() -> None:
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", SAY_WHAT_HAPPENS],
+            cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hashes}, capture_output=True, check=True,
+            timeout=50,
+        ).stdout
+        for hashes in ("1", "99")
+    }  # fmt: skip
+    assert len(said) == 1, "a failing seed could not be played again"
+    assert said != {b""}
 
 
 def test_a_failure_tells_its_seed_and_scenario() -> None:
