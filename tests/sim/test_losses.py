@@ -147,9 +147,10 @@ def test_a_slow_pnode_is_neither_lost_nor_blamed(backend: Backend) -> None:
     assert not storm.lead.evicted
 
 
-def test_a_state_that_takes_long_to_load_is_no_standstill(backend: Backend) -> None:
+@pytest.mark.parametrize("seed", [9, 11])
+def test_a_state_that_takes_long_to_load_is_no_standstill(backend: Backend, seed: int) -> None:
     """Each parameter takes a second and a half, all of them longer than the watchdog waits."""
-    storm = begun(backend, n_pnodes=1, slow=1_000.0, stall_ms=10_000.0)
+    storm = begun(backend, n_pnodes=1, name="tiny-gpt-per-head", seed=seed, slow=1_000.0, stall_ms=10_000.0)
     storm.run(until=lambda: 2 in storm.journal.checkpoints)
     storm.crash_orchestrator(100.0)  # the next one does not know yet how long things take here
     storm.finish()
