@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 
@@ -11,6 +10,7 @@ import msgspec
 import psutil
 
 from dcnr_app.chaos.lines import Line, SessionOrder
+from dcnr_app.cluster.processes import close_child, kill_child, open_child
 from dcnr_app.errors import PeerError
 
 _EXIT_S = 10.0
@@ -27,18 +27,13 @@ class SessionChild:
     @classmethod
     async def start(cls, order: SessionOrder, environment: Mapping[str, str]) -> SessionChild:
         """Start it with this whole environment."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "dcnr_app",
-            "chaos-process",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=dict(environment),
-            start_new_session=True,  # the terminal's Ctrl-C is for the one who started this alone
-        )
+        process = await open_child("chaos-process", environment)
         child = cls(process)
-        await child._tell(msgspec.json.encode(order) + b"\n")
+        try:
+            await child._tell(msgspec.json.encode(order) + b"\n")
+        except BaseException:  # a cancellation too must leave no process
+            await kill_child(process)
+            raise
         return child
 
     async def lines(self) -> AsyncIterator[Line]:
@@ -66,14 +61,8 @@ class SessionChild:
     async def close(self) -> None:
         """Close its pipe, at which it ends at once, and wait; kill it, and what it has started, if not."""
         left = family(self.pid) if self._process.returncode is None else []
-        if self._process.stdin is not None:
-            self._process.stdin.close()
         try:
-            async with asyncio.timeout(_EXIT_S):
-                await self._process.wait()
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
+            await close_child(self._process, _EXIT_S)
         finally:
             strike(left, "kill")  # one that stands still does not see that its pipe was closed
 

@@ -1,5 +1,5 @@
-"""Starts PNode processes (exec, never fork) and watches them. A child lives no longer than its stdin pipe.
-IO."""
+"""Starts this app's own processes (exec, never fork), PNodes above all, and watches them. A child lives no
+longer than its stdin pipe. IO."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dcnr_app.errors import DeadlineError, PeerError
 from dcnr_app.ids import PNodeId
 
 _START_S = 60.0
+_LINE_BYTES = 1 << 16
 _EXIT_S = 2.0
 
 
@@ -80,12 +81,36 @@ class WorkerProcess:
 
     async def close(self) -> None:
         """Hang up and wait; kill the child if it does not end in time."""
-        self.hang_up()
-        try:
-            async with asyncio.timeout(_EXIT_S):
-                await self._process.wait()
-        except TimeoutError:
-            await _kill(self._process)
+        await close_child(self._process, _EXIT_S)
+
+
+async def open_child(
+    command: str, environment: Mapping[str, str], *, line_bytes: int = _LINE_BYTES
+) -> asyncio.subprocess.Process:
+    """A process of this app that runs `command` with this whole environment, its stdin and stdout piped, in
+    lines of at most `line_bytes`. Raises OSError if the system starts none."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "dcnr_app",
+        command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=dict(environment),
+        limit=line_bytes,
+        start_new_session=True,  # the terminal's Ctrl-C is for the parent alone
+    )
+
+
+async def close_child(process: asyncio.subprocess.Process, within_s: float) -> None:
+    """Close a child's pipe, at which it ends by itself, and wait; kill it if it does not end in time."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(within_s):
+            await process.wait()
+    except TimeoutError:
+        await kill_child(process)
 
 
 async def start_worker(bootstrap: Bootstrap, environment: Mapping[str, str]) -> WorkerProcess:
@@ -94,24 +119,15 @@ async def start_worker(bootstrap: Bootstrap, environment: Mapping[str, str]) -> 
     Raises PeerError if it ends before that or says something else, DeadlineError if it takes over a minute;
     then, and when this is cancelled, no process is left.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "dcnr_app",
-        "pnode-process",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=dict(environment),
-        start_new_session=True,  # the terminal's Ctrl-C is for the orchestrator alone
-    )
+    process = await open_child("pnode-process", environment)
     try:
         async with asyncio.timeout(_START_S):
             listening = await _introduce(process, bootstrap)
     except TimeoutError:
-        await _kill(process)
+        await kill_child(process)
         raise DeadlineError(f"PNode {bootstrap.pnode} did not start within {_START_S:.0f} s") from None
     except BaseException:  # a cancellation too must leave no process
-        await _kill(process)
+        await kill_child(process)
         raise
     return WorkerProcess(process, bootstrap.pnode, listening)
 
@@ -146,7 +162,7 @@ def strike(process: asyncio.subprocess.Process) -> None:
             psutil.Process(process.pid).kill()
 
 
-async def _kill(process: asyncio.subprocess.Process) -> None:
+async def kill_child(process: asyncio.subprocess.Process) -> None:
     """Kill it and wait for its end, however often this is cancelled: it ends at once, and a group of
     starts that fails cancels each of them twice."""
     strike(process)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import msgspec
 
-from dcnr_app.cluster.processes import strike
+from dcnr_app.cluster.processes import close_child, kill_child, open_child
 from dcnr_app.cluster.runner_lines import RunnerBootstrap, RunnerCommand, RunnerEvent
 from dcnr_app.errors import PeerError
 
@@ -29,17 +28,7 @@ class RunnerProcess:
     @classmethod
     async def start(cls, bootstrap: RunnerBootstrap, environment: Mapping[str, str]) -> RunnerProcess:
         """Start it and tell it what to do. Raises PeerError if it ends at once."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "dcnr_app",
-            "session-process",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=dict(environment),
-            limit=_LINE_BYTES,
-            start_new_session=True,  # the terminal's Ctrl-C is for the agent alone
-        )
+        process = await open_child("session-process", environment, line_bytes=_LINE_BYTES)
         runner = cls(process)
         try:
             await runner._write(msgspec.json.encode(bootstrap))
@@ -47,8 +36,7 @@ class RunnerProcess:
             code = await process.wait()
             raise PeerError(f"the session's process ended at once with code {code}") from error
         except BaseException:  # a cancellation too must leave no process
-            strike(process)
-            await process.wait()
+            await kill_child(process)
             raise
         return runner
 
@@ -74,14 +62,7 @@ class RunnerProcess:
 
     async def close(self) -> None:
         """Close its pipe, at which it ends at once, and wait; kill it if it does not."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            async with asyncio.timeout(_EXIT_S):
-                await self._process.wait()
-        except TimeoutError:
-            strike(self._process)
-            await self._process.wait()
+        await close_child(self._process, _EXIT_S)
 
     async def _write(self, line: bytes) -> None:
         if self._process.stdin is None:
