@@ -15,7 +15,8 @@ import msgspec
 
 from dcnr_app import sessions
 from dcnr_app.app import App
-from dcnr_app.chaos.lines import Began, Line, Noticed, Over, Planned, PNodeReady, SessionOrder, Stepped
+from dcnr_app.chaos.lines import Began, Noticed, Over, Planned, PNodeReady, SessionOrder, Stepped
+from dcnr_app.cli.piped import emit, first_line, record_of
 from dcnr_app.cli.watching import SilentWatcher
 from dcnr_app.cluster.decision import Decision
 from dcnr_app.cluster.messages import GradientsReady
@@ -23,16 +24,13 @@ from dcnr_app.cluster.plan import Plan
 from dcnr_app.errors import DcnrError, PeerError
 from dcnr_app.ids import PNodeId
 from dcnr_app.nodes.graph.network import Network
-from dcnr_app.nodes.graph.training_form import resolve_training
 from dcnr_app.store.lock import HomeLock
-from dcnr_app.store.sessions import SessionRecord, get_session
-from dcnr_app.store.store import Store
 
 
 @click.command("chaos-process", hidden=True)
 def command() -> None:
     """Run one session under chaos. Started by `dcnr-app chaos`, never by hand."""
-    line = sys.stdin.buffer.readline()
+    line = first_line(sys.stdin.fileno())
     if not line:
         return
     try:
@@ -47,30 +45,17 @@ def command() -> None:
         emit(Over("failed", str(failure)))
 
 
-def emit(line: Line) -> None:
-    """One line on stdout, whole."""
-    os.write(sys.stdout.fileno(), msgspec.json.encode(line) + b"\n")
-
-
 def _run(order: SessionOrder, app: App, watcher: LineWatcher) -> str:
     """Create or find the session and run it; returns what became of it."""
     with HomeLock(app.home, "training under chaos"), closing(app.writer()) as store:
         shop = app.workshop(order.workers)
-        record = _record(order, app, shop, store)
+        flags = {"steps": order.steps, "seed": order.seed}
+        record = record_of(app, shop, store, order.session, (order.network, order.dataset, flags))
         emit(Began(record.session, int(record.settings["checkpoint_every"])))
-        dataset, tokenizer = app.dataset(record.dataset)
+        dataset, tokenizer = app.dataset_of(record)
         text = sessions.Text(dataset, tokenizer)
         found = sessions.find_start(shop, store, record)
         return str(sessions.run(shop, store, record, text, found, watcher, "a")["status"])
-
-
-def _record(order: SessionOrder, app: App, shop: sessions.Workshop, store: Store) -> SessionRecord:
-    if order.session:
-        return get_session(store, order.session)
-    loaded = app.network(order.network)
-    settings = resolve_training(loaded.training, steps=order.steps, seed=order.seed)
-    dataset, tokenizer = app.dataset(order.dataset)
-    return sessions.create(shop, store, loaded, settings, sessions.Text(dataset, tokenizer))
 
 
 class LineWatcher(SilentWatcher):

@@ -17,11 +17,13 @@ import msgspec
 
 from dcnr_app import sessions
 from dcnr_app.app import App
+from dcnr_app.cli.piped import emit, first_line, record_of
 from dcnr_app.cluster.decision import Decision
 from dcnr_app.cluster.devices import ClusterFacts
 from dcnr_app.cluster.identity import Credentials
 from dcnr_app.cluster.messages import GradientsReady
 from dcnr_app.cluster.plan import Plan
+from dcnr_app.cluster.pnode_process import SWITCH_INTERVAL_S
 from dcnr_app.cluster.prediction import predict
 from dcnr_app.cluster.remote_crew import RemoteCrew
 from dcnr_app.cluster.runner_lines import (
@@ -30,7 +32,6 @@ from dcnr_app.cluster.runner_lines import (
     PNodeJoined,
     RunnerBootstrap,
     RunnerCommand,
-    RunnerEvent,
     SessionBegun,
     SessionEnded,
     SessionNoted,
@@ -43,21 +44,19 @@ from dcnr_app.errors import DcnrError, InvalidError, PeerError
 from dcnr_app.ids import PNodeId
 from dcnr_app.nodes.graph.network import Network
 from dcnr_app.nodes.graph.training import TrainingSettings
-from dcnr_app.nodes.graph.training_form import resolve_training
 from dcnr_app.store.lock import HomeLock
-from dcnr_app.store.sessions import SessionRecord, get_session
+from dcnr_app.store.sessions import SessionRecord
 from dcnr_app.store.store import Store
 
-_SWITCH_INTERVAL_S = 0.0002
 _BLOCK_BYTES = 1 << 16
 
 
 @click.command("session-process", hidden=True)
 def command() -> None:
     """Run one session. Started by an agent, never by hand."""
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     stdin = sys.stdin.fileno()
-    line = _first_line(stdin)
+    line = first_line(stdin)
     if not line:
         return
     try:
@@ -65,19 +64,6 @@ def command() -> None:
     except msgspec.MsgspecError as error:
         raise PeerError("this command is started by an agent, not by hand", why=str(error)) from error
     SessionProcess(bootstrap, App(), stdin).run()
-
-
-def _first_line(stdin: int) -> bytes:
-    """Up to the first line's end and not further: the rest is for the thread that listens."""
-    line = bytearray()
-    while (character := os.read(stdin, 1)) not in (b"", b"\n"):
-        line += character
-    return bytes(line)
-
-
-def emit(event: RunnerEvent) -> None:
-    """One line on stdout, whole, from any thread."""
-    os.write(sys.stdout.fileno(), msgspec.json.encode(event) + b"\n")
 
 
 class SessionProcess:
@@ -108,7 +94,9 @@ class SessionProcess:
                 closing(self._app.writer()) as store,
             ):
                 shop = self._app.workshop_of(self._staff())
-                record = self._record(shop, store)
+                asked = self._bootstrap.request
+                new = (asked.network, asked.dataset, asked.settings)
+                record = record_of(self._app, shop, store, asked.session, new)
                 session = record.session
                 emit(SessionBegun(session, record.network_name, int(record.settings["steps"])))
                 status = self._train(shop, store, record)["status"]
@@ -138,15 +126,6 @@ class SessionProcess:
             for early in self._early:
                 self._loop.call_soon(self._carry_out, early)
         return crew
-
-    def _record(self, shop: sessions.Workshop, store: Store) -> SessionRecord:
-        request = self._bootstrap.request
-        if request.session:
-            return get_session(store, request.session)
-        loaded = self._app.network(request.network)
-        settings = resolve_training(loaded.training, **request.settings)
-        dataset, tokenizer = self._app.dataset(request.dataset)
-        return sessions.create(shop, store, loaded, settings, sessions.Text(dataset, tokenizer))
 
     def _train(self, shop: sessions.Workshop, store: Store, record: SessionRecord) -> dict[str, Any]:
         dataset, tokenizer = self._app.dataset_of(record)

@@ -29,7 +29,8 @@ from dcnr_app.failpoints import Failpoint, Failpoints
 from dcnr_app.ids import ORCHESTRATOR
 from dcnr_app.nodes.registry import Registry
 
-_SWITCH_INTERVAL_S = 0.0002  # a busy interpreter else makes a hop wait 5 ms for the event loop
+SWITCH_INTERVAL_S = 0.0002
+"""For every process with an event loop beside compute: a busy interpreter else makes a hop wait 5 ms."""
 _GRACE_S = 1.0
 
 
@@ -48,7 +49,7 @@ def run_pnode_process(stdin: BinaryIO, stdout: BinaryIO, parts: Parts) -> None:
 
     Raises PeerError if that line is not a Bootstrap, and what ended the PNode if something did.
     """
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     allow_open_files()
     line = stdin.readline()
     if not line:
