@@ -135,6 +135,11 @@ def on_link(address: str, interfaces: Iterable[Interface]) -> Interface | None:
     return min(found, key=lambda interface: interface.rank, default=None)
 
 
+def host_port(host: str, port: int) -> str:
+    """`host:port`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def parse_address(text: str) -> IPv4Address | IPv6Address | None:
     """The address, or None if the text is none."""
     try:

@@ -16,6 +16,7 @@ import msgspec
 
 import dcnr_app
 from dcnr_app.clock import Clock
+from dcnr_app.cluster.addresses import host_port
 from dcnr_app.cluster.admission import Admission
 from dcnr_app.cluster.agent_cluster import AgentCluster, ClusterHooks
 from dcnr_app.cluster.agent_door import LOOPBACK, open_front_door
@@ -60,7 +61,7 @@ class Agent:
         self.settings = settings
         self._clock = clock
         self.files = ClusterFiles(settings.home)
-        self.machine = self._load()
+        self.machine: Machine = load_machine(settings.home)
         self.started_ms = clock.wall_ms()
         self.notices: list[str] = list(self.machine.notices)
         self.cluster: AgentCluster | None = None
@@ -71,9 +72,6 @@ class Agent:
         self._changing = asyncio.Lock()
         self.front_door_port = 0
         self.front_door = FrontDoor(FrontDoorSettings(), self, clock)
-
-    def _load(self) -> Machine:
-        return load_machine(self.settings.home)
 
     @property
     def discovery(self) -> Discovery:
@@ -200,7 +198,7 @@ class Agent:
             hosts=self.hosts,
             heard_at=self._heard_at,
             removed=self._removed,
-            confirmed=self._confirmed,
+            confirmed=self.discovery.confirm,
         )
         cluster = AgentCluster(own, self.files, registrar, self.settings.pnode, self._clock, hooks)
         await cluster.start(self._tasks)
@@ -241,16 +239,11 @@ class Agent:
         for neighbour in self.discovery.snapshot():
             port = neighbour.announcement.agent_port
             if neighbour.machine == machine and port is not None:
-                return tuple(
-                    f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in neighbour.addresses
-                )
+                return tuple(host_port(host, port) for host in neighbour.addresses)
         return ()
 
     def _is_connected(self, machine: str) -> bool:
         return self.cluster is not None and self.cluster.link.is_connected(machine)
-
-    def _confirmed(self, machine: str) -> None:
-        self.discovery.confirm(machine)
 
     def _announcement(self) -> Announcement:
         cluster = self.cluster

@@ -11,6 +11,7 @@ import msgspec
 
 import dcnr_app
 from dcnr_app.clock import Clock
+from dcnr_app.cluster.addresses import host_port
 from dcnr_app.cluster.agent_facts import checked_report
 from dcnr_app.cluster.agent_link import AgentLink, OfAgents
 from dcnr_app.cluster.agent_messages import (
@@ -94,7 +95,7 @@ class AgentCluster:
         self.link.set_membership(self.membership)
         await self.link.start()
         if self.registrar is not None:  # where those find it who join by another way than multicast
-            own_addresses = [_host_port(host, self.link.port) for host in self._hooks.hosts()]
+            own_addresses = [host_port(host, self.link.port) for host in self._hooks.hosts()]
             await asyncio.to_thread(self.registrar.relocate, self.own.machine, own_addresses)
             self.link.set_membership(self.membership)
         self._pnodes = AgentPNodes(self.own, self._settings, self._clock, tasks, self._stirred.set)
@@ -138,7 +139,7 @@ class AgentCluster:
             machine=self.own.machine,
             name=self._hooks.name(),
             version=dcnr_app.__version__,
-            addresses=tuple(_host_port(host, self.link.port) for host in hosts),
+            addresses=tuple(host_port(host, self.link.port) for host in hosts),
             epoch=self.membership.epoch,
             pnodes=self._pnodes.reports(hosts) if self._pnodes is not None else (),
             limits=self._pnodes.limits if self._pnodes is not None else "",
@@ -218,11 +219,11 @@ class AgentCluster:
         self.machines.heard(self.status(), now_ms)
         await self._strike_off()
         epoch = self.membership.epoch
-        update = MembershipUpdate(membership=msgspec.json.encode(self.membership))
         for record in self.membership.members:
             status = self.machines.status(record.machine)
             is_there = self.machines.presence(record.machine, now_ms) == "live"
             if record.machine != self.own.machine and is_there and status and status.epoch < epoch:
+                update = MembershipUpdate(membership=msgspec.json.encode(self.membership))
                 await self.link.tell(record.machine, update)
         if self.session is None:
             return
@@ -290,7 +291,3 @@ class AgentCluster:
         self._membership, self._is_unsaved = fresh, True
         self.link.set_membership(fresh)
         self._stirred.set()
-
-
-def _host_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -10,13 +10,14 @@ import msgspec
 import psutil
 
 from dcnr_app.clock import Clock
+from dcnr_app.cluster.addresses import host_port
 from dcnr_app.cluster.agent_messages import RESTING, PNodeReport
 from dcnr_app.cluster.cluster_files import OwnCluster, PNodeSecret
 from dcnr_app.cluster.devices import DeviceFacts
 from dcnr_app.cluster.identity import fingerprint
 from dcnr_app.cluster.local_worker import RestartDelays
+from dcnr_app.cluster.membership import dial_address
 from dcnr_app.cluster.processes import Bootstrap, WorkerProcess, start_worker
-from dcnr_app.cluster.remote_crew import dial_target
 from dcnr_app.errors import DcnrError, DeadlineError, PeerError
 from dcnr_app.ids import PNodeId
 
@@ -54,6 +55,7 @@ class AgentPNode:
         self._settings = settings
         self._clock = clock
         self._process: WorkerProcess | None = None
+        self._fingerprint = fingerprint(secret.credentials.cert_pem)
         self.pnode = secret.pnode
         self.state, self.why = "starting", ""
 
@@ -87,11 +89,12 @@ class AgentPNode:
         process, measured = self._process, self._settings.measured
         address = ""
         if process is not None:
-            address = dial_target(hosts, int(process.address.rpartition(":")[2]))
+            port = int(process.address.rpartition(":")[2])
+            address = dial_address([host_port(host, port) for host in hosts])
         return PNodeReport(
             pnode=self.pnode,
             address=address,
-            fingerprint=fingerprint(self._secret.credentials.cert_pem),
+            fingerprint=self._fingerprint,
             pid=process.pid if process is not None else 0,
             state=RESTING if resting and process is not None else self.state,
             why=resting or self.why,

@@ -17,9 +17,9 @@ from dcnr_app.cluster.local_worker import LocalWorker, RestartDelays
 from dcnr_app.cluster.memory_transport import MemoryHub, MemoryTransport
 from dcnr_app.cluster.messages import Address
 from dcnr_app.cluster.orchestrator_seams import Roster
-from dcnr_app.cluster.pnode import PNodeDriver, role_of
+from dcnr_app.cluster.pnode import PNodeDriver, members_of, role_of
 from dcnr_app.cluster.processes import Bootstrap
-from dcnr_app.cluster.transport import Member, PeerTransport, Receiver
+from dcnr_app.cluster.transport import PeerTransport, Receiver
 from dcnr_app.engine.backend import Backend
 from dcnr_app.errors import DeadlineError, InvariantError, PeerError, UnreachableError
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
@@ -106,7 +106,7 @@ class LocalCluster:
         )
         self._local = (driver, self._tasks.create_task(driver.run()), worker_transport, compute)
         await driver.started()
-        members = _members(addresses)
+        members = members_of(addresses)
         self._transport.set_members(members)
         worker_transport.set_members(members)
         return addresses
@@ -144,7 +144,7 @@ class LocalCluster:
 
     def _admit(self, address: Address) -> None:
         self._addresses[address.pnode] = address
-        self.transport.set_members(_members(list(self._addresses.values())))
+        self.transport.set_members(members_of(self._addresses.values()))
 
     async def _tend(self, worker: LocalWorker, roster: Roster) -> None:
         """Tell when the process ends; then start it again, more and more slowly if it does not stay.
@@ -225,12 +225,3 @@ class LocalCluster:
         finally:
             await transport.close()
             compute.close()
-
-
-def _members(addresses: Sequence[Address]) -> list[Member]:
-    return [
-        Member(
-            pnode=entry.pnode, address=entry.address, fingerprint=entry.fingerprint, role=role_of(entry.pnode)
-        )
-        for entry in addresses
-    ]

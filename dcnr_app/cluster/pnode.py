@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from dcnr_app.cluster.inputs import (
     Slept,
     TaskFailed,
 )
-from dcnr_app.cluster.messages import AnyMessage, Configure, Failed, Refused, TensorHeader
+from dcnr_app.cluster.messages import Address, AnyMessage, Configure, Failed, Refused, TensorHeader
 from dcnr_app.cluster.outbox import Outbox
 from dcnr_app.cluster.sleeping import LEASE_MS, SleepWatch
 from dcnr_app.cluster.transport import HostArray, Member, PeerTransport
@@ -52,6 +52,16 @@ _STATUS_S = 1.0
 def role_of(pnode: PNodeId) -> str:
     """The role that a member's certificate must carry."""
     return "orchestrator" if pnode == ORCHESTRATOR else "worker"
+
+
+def members_of(addresses: Iterable[Address]) -> list[Member]:
+    """PNodes by where they listen, as a transport takes them."""
+    return [
+        Member(
+            pnode=entry.pnode, address=entry.address, fingerprint=entry.fingerprint, role=role_of(entry.pnode)
+        )
+        for entry in addresses
+    ]
 
 
 class _Arrival(NamedTuple):
@@ -189,7 +199,7 @@ class PNodeDriver:
         self._take(Received(ORCHESTRATOR, message))
         if self._state.configure is message:
             self._expected = expected
-            peers = _peers(message, self._pnode)
+            peers = members_of(entry for entry in message.members if entry.pnode != self._pnode)
             self._orchestrator = tuple(peer for peer in peers if peer.pnode == ORCHESTRATOR)
             self._transport.set_members(peers)
 
@@ -270,11 +280,3 @@ class PNodeDriver:
                 await self._transport.send(ORCHESTRATOR, message, {})
         except (PeerError, TimeoutError) as unsent:
             logger.warning("not_told pnode=%s why=%s", self._pnode, unsent)
-
-
-def _peers(message: Configure, own: PNodeId) -> list[Member]:
-    return [
-        Member(pnode=m.pnode, address=m.address, fingerprint=m.fingerprint, role=role_of(m.pnode))
-        for m in message.members
-        if m.pnode != own
-    ]

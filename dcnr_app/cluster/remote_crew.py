@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dcnr_app.cluster.addresses import host_port
 from dcnr_app.cluster.devices import DeviceFacts
 from dcnr_app.cluster.grpc_transport import GrpcTransport
 from dcnr_app.cluster.identity import Credentials, fingerprint
+from dcnr_app.cluster.membership import dial_address
 from dcnr_app.cluster.messages import Address
 from dcnr_app.cluster.orchestrator_seams import Roster
-from dcnr_app.cluster.pnode import role_of
+from dcnr_app.cluster.pnode import members_of
 from dcnr_app.cluster.runner_lines import PNodeDrained, PNodeEvicted, RunnerEvent
-from dcnr_app.cluster.transport import Member, PeerTransport, Receiver
+from dcnr_app.cluster.transport import PeerTransport, Receiver
 from dcnr_app.errors import InvariantError
 from dcnr_app.ids import ORCHESTRATOR, PNodeId
 
@@ -50,9 +52,8 @@ class RemoteCrew:
         bind = _LOOPBACK if self._hosts == (_LOOPBACK,) else _ALL_ADDRESSES
         self._transport = GrpcTransport(ORCHESTRATOR, self._credentials, self._cluster, host=bind)
         port = (await self._transport.start(receiver)).rpartition(":")[2]
-        own = Address(
-            ORCHESTRATOR, dial_target(self._hosts, int(port)), fingerprint(self._credentials.cert_pem)
-        )
+        address = dial_address([host_port(host, int(port)) for host in self._hosts])
+        own = Address(ORCHESTRATOR, address, fingerprint(self._credentials.cert_pem))
         self._roster = roster
         self._admit()
         return (own, *self._members.values())
@@ -99,23 +100,4 @@ class RemoteCrew:
             await self._transport.close()
 
     def _admit(self) -> None:
-        self.transport.set_members(
-            [
-                Member(pnode=m.pnode, address=m.address, fingerprint=m.fingerprint, role=role_of(m.pnode))
-                for m in self._members.values()
-            ]
-        )
-
-
-def dial_target(hosts: Sequence[str], port: int) -> str:
-    """What gRPC dials to reach one of several addresses of a machine: it tries them in turn.
-
-    Source: gRPC name resolution, the `ipv4:` and `ipv6:` schemes. Addresses of one family only: with IPv4
-    ones among `hosts`, the others are left out.
-    """
-    version_4 = [host for host in hosts if ":" not in host]
-    if len(hosts) == 1 and version_4:
-        return f"{hosts[0]}:{port}"
-    if version_4:
-        return "ipv4:" + ",".join(f"{host}:{port}" for host in version_4)
-    return "ipv6:" + ",".join(f"[{host}]:{port}" for host in hosts)
+        self.transport.set_members(members_of(self._members.values()))
