@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -91,6 +90,7 @@ def _detach(app: App, options: list[str]) -> None:
     from dcnr_app.cli.output import say
     from dcnr_app.cli.status import status_text
     from dcnr_app.errors import DcnrError, UnreachableError
+    from dcnr_app.settings import environment_of
     from dcnr_app.ui.local_api import StatusView
 
     log = app.home.root / "cluster" / "agent.log"
@@ -100,7 +100,7 @@ def _detach(app: App, options: list[str]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
-            env={**os.environ, "DCNR_HOME": str(app.home.root)},
+            env=environment_of(app.home),
             start_new_session=True,
         )
     deadline = time.monotonic() + _START_S

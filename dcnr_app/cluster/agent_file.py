@@ -13,8 +13,7 @@ import psutil
 from dcnr_app.cluster.private_files import ensure_private_folder, read_private, write_private
 from dcnr_app.errors import RefusedError
 from dcnr_app.settings import Home
-
-_START_TOLERANCE_S = 2.0  # start times are whole clock ticks
+from dcnr_app.store.lock import is_process
 
 
 class AgentFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +84,4 @@ def read_agent_file(home: Home) -> AgentFile | None:
 
 def is_running(note: AgentFile) -> bool:
     """Whether the agent's process lives, also when its file is gone already."""
-    try:
-        process = psutil.Process(note.pid)
-        is_same = abs(process.create_time() - note.started_s) < _START_TOLERANCE_S
-        return is_same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return is_process(note.pid, note.started_s)

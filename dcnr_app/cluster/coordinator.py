@@ -21,6 +21,7 @@ from dcnr_app.cluster.coordinator_state import (
     drop_everything,
     release,
     release_loads,
+    release_parts,
 )
 from dcnr_app.cluster.effects import (
     CoordinatorEffect,
@@ -289,5 +290,4 @@ def _release_late(out: list[CoordinatorEffect], outcome: Outcome) -> None:
         for tensors in outcome.microbatches:
             release(out, tensors)
     elif isinstance(outcome, Restored):
-        for tensors in outcome.parts.values():
-            release(out, tensors)
+        release_parts(out, outcome.parts)

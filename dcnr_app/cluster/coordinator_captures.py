@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dcnr_app.cluster.coordinator_state import Capture, CoordinatorState, release, release_capture
+from dcnr_app.cluster.coordinator_state import Capture, CoordinatorState, release, release_parts
 from dcnr_app.cluster.effects import CoordinatorEffect, WriteCheckpoint
 from dcnr_app.cluster.inputs import Handles
 from dcnr_app.errors import InvariantError
@@ -48,7 +48,7 @@ def end(state: CoordinatorState, out: list[CoordinatorEffect]) -> int:
     if capture is None:
         raise InvariantError("a checkpoint was written that nobody asked for")
     state.capture, state.capture_effect = None, 0
-    release_capture(out, capture)
+    release_parts(out, capture.parts)
     return capture.step
 
 

@@ -18,7 +18,7 @@ from dcnr_app.cluster.coordinator_state import (
     CoordinatorState,
     Recovery,
     drop_everything,
-    release,
+    release_parts,
 )
 from dcnr_app.cluster.devices import ClusterFacts, DeviceFacts
 from dcnr_app.cluster.effects import (
@@ -203,13 +203,13 @@ def adopt(state: CoordinatorState, out: list[CoordinatorEffect], restored: Resto
     state.effect = 0
     recovery = _recovery(state)
     if not _available(state):
-        _release_parts(out, restored.parts)
+        release_parts(out, restored.parts)
         return
     old = state.job.plan
     try:
         job = next_assignment(state, recovery.graph, restored)
     except DcnrError as error:
-        _release_parts(out, restored.parts)
+        release_parts(out, restored.parts)
         fail(state, out, str(error), "plan", "failed")
         return
     for pnode in state.members:
@@ -316,10 +316,6 @@ def _is_poisoned(state: CoordinatorState, out: list[CoordinatorEffect], peer: PN
     what = f"PNodes were lost {lost} times without a step in between; all of them ran {shown}"
     fail(state, out, what, peer, "lost")
     return True
-
-
-def _release_parts(out: list[CoordinatorEffect], parts: Mapping[str, Handles]) -> None:
-    release(out, {f"{name}/{slot}": h for name, part in parts.items() for slot, h in part.items()})
 
 
 def _recovery(state: CoordinatorState) -> Recovery:

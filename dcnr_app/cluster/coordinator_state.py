@@ -203,9 +203,9 @@ def release(out: list[CoordinatorEffect], tensors: Handles) -> None:
         out.append(Release(tuple(sorted(handles))))
 
 
-def release_capture(out: list[CoordinatorEffect], capture: Capture) -> None:
-    """Give back the state that was gathered."""
-    release(out, {f"{name}/{slot}": h for name, part in capture.parts.items() for slot, h in part.items()})
+def release_parts(out: list[CoordinatorEffect], parts: Mapping[str, Handles]) -> None:
+    """Give back the state of parameters: parameter -> slot -> handle."""
+    release(out, {f"{name}/{slot}": h for name, part in parts.items() for slot, h in part.items()})
 
 
 def drop_everything(state: CoordinatorState, out: list[CoordinatorEffect]) -> None:
@@ -214,7 +214,7 @@ def drop_everything(state: CoordinatorState, out: list[CoordinatorEffect]) -> No
         release(out, tensors)
     state.evaluation_inputs = []
     if state.capture is not None and not state.capture_effect:
-        release_capture(out, state.capture)
+        release_parts(out, state.capture.parts)
         state.capture = None
     if state.stage in ("new", "configuring"):
         release_loads(out, state.job)

@@ -87,12 +87,20 @@ def holder(home: Home) -> Holder | None:
     """Who holds the home, if its process lives. For display; only `HomeLock.acquire` decides."""
     try:
         note = msgspec.json.decode(home.lock_holder.read_bytes(), type=Holder)
-        process = psutil.Process(note.pid)
-        is_same = abs(process.create_time() - note.started_s) < _START_TOLERANCE_S
-        # A zombie was killed and only waits for its parent; its lock is gone.
-        return note if is_same and process.status() != psutil.STATUS_ZOMBIE else None
-    except (OSError, msgspec.MsgspecError, psutil.NoSuchProcess):
+    except (OSError, msgspec.MsgspecError):
         return None
+    return note if is_process(note.pid, note.started_s) else None
+
+
+def is_process(pid: int, started_s: float) -> bool:
+    """Whether the process that began at `started_s` (seconds since 1970) under this pid lives. A zombie does
+    not: it was killed and only waits for its parent; its locks are gone."""
+    try:
+        process = psutil.Process(pid)
+        is_same = abs(process.create_time() - started_s) < _START_TOLERANCE_S
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _write_note(path: Path, doing: str) -> None:
