@@ -72,6 +72,7 @@ class AgentSession:
         self._resting: set[PNodeId] = set()
         self._drained = asyncio.Event()
         self._keeper = SessionKeeper(wanted_file, self._bootstrap, environment, self._take, tasks)
+        self._has_looked = False
         self.state = SessionState()
 
     @property
@@ -92,13 +93,15 @@ class AgentSession:
         return self.state
 
     def resume_wanted(self) -> str:
-        """Go on with the session that ran when the agent ended, if one did; returns its id."""
-        if not self.is_running and self._available():
-            session = self._keeper.resume_wanted()
-            if session:
-                self.state = SessionState(session=session, status="running")
-            return session
-        return ""
+        """Once there are PNodes, go on with the session that ran when the agent ended, if one did; returns
+        its id. Later sessions are kept running anyway: it is looked for once."""
+        if self._has_looked or self.is_running or not self._available():
+            return ""
+        self._has_looked = True
+        session = self._keeper.resume_wanted()
+        if session:
+            self.state = SessionState(session=session, status="running")
+        return session
 
     async def close(self) -> None:
         """End the session's process; it goes on when the agent starts again."""

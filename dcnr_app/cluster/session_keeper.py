@@ -13,18 +13,19 @@ from pathlib import Path
 import msgspec
 
 from dcnr_app.cluster.local_worker import RestartDelays
+from dcnr_app.cluster.private_files import ensure_private_folder, read_private, write_private
 from dcnr_app.cluster.runner_lines import (
     RunnerBootstrap,
     RunnerCommand,
     RunnerEvent,
     SessionBegun,
     SessionEnded,
+    SessionNoted,
     SessionRequest,
     StopSession,
 )
 from dcnr_app.cluster.runner_process import RunnerProcess
-from dcnr_app.errors import RefusedError, StoreError, UnreachableError
-from dcnr_app.settings import PRIVATE_MODE
+from dcnr_app.errors import PeerError, RefusedError, StoreError, UnreachableError
 
 _LOG = logging.getLogger(__name__)
 _WORDS = "start it again with: dcnr-app session resume {session} --cluster"
@@ -82,11 +83,12 @@ class SessionKeeper:
         if self._keeping is not None and not self._keeping.done():
             return ""
         try:
-            session = msgspec.json.decode(self._wanted_file.read_bytes(), type=str)
-        except FileNotFoundError:
-            return ""
-        except (OSError, msgspec.MsgspecError) as error:
+            raw = read_private(self._wanted_file)
+            session = "" if raw is None else msgspec.json.decode(raw, type=str)
+        except (StoreError, msgspec.MsgspecError) as error:
             _LOG.warning("wanted_session_unreadable file=%s why=%s", self._wanted_file, error)
+            return ""
+        if not session:
             return ""
         self._request = SessionRequest(session=session)
         self.session, self._ended = session, None
@@ -120,19 +122,26 @@ class SessionKeeper:
         loop = asyncio.get_running_loop()
         while self._request is not None:
             started_s = loop.time()
-            self._runner = await RunnerProcess.start(self._make_bootstrap(self._request), self._environment)
-            code = await self._runner.run(self._take)
+            how = await self._run_once(self._request)
             if self._ended is not None:
                 return
-            _LOG.warning("session_process_ended session=%s code=%s", self.session, code)
+            _LOG.warning("session_process_ended session=%s how=%s", self.session, how)
             delay_s = delays.after((loop.time() - started_s) * 1000.0)
             if not self.session or delay_s is None:
-                what = f"the session's process ended with code {code}"
+                what = f"the session's process {how}"
                 fix = _WORDS.format(session=self.session) if self.session else ""
                 self._take(SessionEnded(self.session, "failed", f"{what}. {fix}".strip(), 1))
                 return
             self._request = SessionRequest(session=self.session, prompt=self._request.prompt)
             await asyncio.sleep(delay_s)
+
+    async def _run_once(self, request: SessionRequest) -> str:
+        """One process from start to end; returns how it ended."""
+        try:
+            self._runner = await RunnerProcess.start(self._make_bootstrap(request), self._environment)
+        except (PeerError, OSError) as error:  # OSError: the system starts no process
+            return f"did not start: {error}"
+        return f"ended with code {await self._runner.run(self._take)}"
 
     def _take(self, event: RunnerEvent) -> None:
         match event:
@@ -148,17 +157,16 @@ class SessionKeeper:
         self._on_event(event)
 
     def _remember(self, session: str) -> None:
-        temporary = self._wanted_file.with_suffix(".new")
+        """Write it down; where that cannot be done the session runs all the same, and the person is told."""
         try:
-            temporary.parent.mkdir(mode=PRIVATE_MODE, parents=True, exist_ok=True)
-            temporary.write_bytes(msgspec.json.encode(session))
-            temporary.replace(self._wanted_file)
-        except OSError as error:
-            raise StoreError(
-                "the running session cannot be remembered",
-                where=str(self._wanted_file),
-                why=error.strerror or str(error),
-            ) from error
+            ensure_private_folder(self._wanted_file.parent)
+            write_private(self._wanted_file, msgspec.json.encode(session))
+        except StoreError as error:
+            _LOG.warning("wanted_session_unwritable file=%s why=%s", self._wanted_file, error)
+            self._on_event(SessionNoted(f"it will not go on by itself if this agent ends: {error}"))
 
     def _forget(self) -> None:
-        self._wanted_file.unlink(missing_ok=True)
+        try:
+            self._wanted_file.unlink(missing_ok=True)
+        except OSError as error:
+            _LOG.warning("wanted_session_stays file=%s why=%s", self._wanted_file, error)
