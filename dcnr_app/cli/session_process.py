@@ -7,7 +7,6 @@ import os
 import statistics
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from typing import Any
@@ -18,13 +17,14 @@ import msgspec
 from dcnr_app import sessions
 from dcnr_app.app import App
 from dcnr_app.cli.piped import emit, first_line, record_of
+from dcnr_app.cli.plan_view import bottleneck_text, comparison_text
 from dcnr_app.cluster.decision import Decision
 from dcnr_app.cluster.devices import ClusterFacts
 from dcnr_app.cluster.identity import Credentials
 from dcnr_app.cluster.messages import GradientsReady
 from dcnr_app.cluster.plan import Plan
 from dcnr_app.cluster.pnode_process import SWITCH_INTERVAL_S
-from dcnr_app.cluster.prediction import predict
+from dcnr_app.cluster.prediction import Prediction, beside, predict
 from dcnr_app.cluster.remote_crew import RemoteCrew
 from dcnr_app.cluster.runner_lines import (
     DrainPNode,
@@ -79,9 +79,11 @@ class SessionProcess:
         self._early: list[RunnerCommand] = []
         self._from_step = 0
         self._settings = TrainingSettings()
-        self._predicted_ms = 0.0
+        self._prediction: Prediction | None = None
         self._stepped_ms = 0.0
-        self._step_ms: deque[float] = deque(maxlen=1_000)
+        self._step_ms: list[float] = []
+        self._compute_ms: dict[PNodeId, float] = {}
+        """Time of each step under the present plan, and of all of them together by PNode in its tasks."""
         self._taking = threading.Lock()
 
     def run(self) -> None:
@@ -136,9 +138,10 @@ class SessionProcess:
             emit(SessionNoted(f"checkpoint {item.id} is passed over: {item.why}"))
         text = sessions.Text(dataset, tokenizer)
         result = sessions.run(shop, store, record, text, found, self, self._bootstrap.request.prompt)
-        if self._predicted_ms and self._step_ms:
-            took_ms = statistics.median(self._step_ms)
-            emit(SessionNoted(f"a step took {took_ms:.0f} ms, predicted were {self._predicted_ms:.0f} ms"))
+        if self._prediction is not None and self._step_ms:
+            took_ms, n_steps = statistics.median(self._step_ms), len(self._step_ms)
+            compute_ms = {pnode: total_ms / n_steps for pnode, total_ms in self._compute_ms.items()}
+            emit(SessionNoted(comparison_text(beside(self._prediction, took_ms, compute_ms))))
         return result
 
     # ---- the agent's lines
@@ -175,17 +178,24 @@ class SessionProcess:
 
     def planned(self, network: Network, plan: Plan) -> None:
         """The first plan, and what is predicted of it."""
-        facts = self._bootstrap.devices
-        if facts and {device.pnode for device in facts} >= set(plan.pnodes):
-            found = predict(network, self._settings, ClusterFacts(devices=facts), plan.assignment)
-            self._predicted_ms = found.step_ms
-            most = f"{found.bottleneck.kind} {found.bottleneck.where}".rstrip()
-            emit(SessionNoted(f"predicted: {found.step_ms:.0f} ms a step, most of it for {most}"))
+        self._predict(network, plan)
         emit(SessionPlanned(plan.generation, self._from_step, plan.assignment))
 
     def replanned(self, network: Network, plan: Plan, step: int) -> None:
-        """A new plan is taken up."""
+        """A new plan is taken up: what was measured under the old one says nothing of it."""
+        self._step_ms.clear()
+        self._compute_ms.clear()
+        self._stepped_ms = 0.0
+        self._predict(network, plan)
         emit(SessionPlanned(plan.generation, step, plan.assignment))
+
+    def _predict(self, network: Network, plan: Plan) -> None:
+        facts = ClusterFacts(devices=self._bootstrap.devices)
+        is_known = set(plan.pnodes) <= set(facts.pnodes)
+        self._prediction = predict(network, self._settings, facts, plan.assignment) if is_known else None
+        if self._prediction is not None:
+            most = bottleneck_text(self._prediction.bottleneck)
+            emit(SessionNoted(f"predicted step: {self._prediction.step_ms:.1f} ms; bottleneck: {most}"))
 
     def ready(self, pnode: PNodeId, pid: int) -> None:
         """A PNode took up the plan."""
@@ -198,6 +208,8 @@ class SessionProcess:
         now_ms = self._app.clock.monotonic_ms()
         if self._stepped_ms:
             self._step_ms.append(now_ms - self._stepped_ms)
+            for pnode, report in reports.items():
+                self._compute_ms[pnode] = self._compute_ms.get(pnode, 0.0) + report.compute_ms
         self._stepped_ms = now_ms
         emit(SessionStepped(decision.step, decision.loss, is_replay))
 

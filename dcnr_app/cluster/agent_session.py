@@ -150,10 +150,6 @@ class AgentSession:
                 why="they move at a step boundary; the request stands",
             ) from None
 
-    def is_draining(self, pnode: PNodeId) -> bool:
-        """Whether a PNode is not to be used."""
-        return pnode in self._draining
-
     def _available(self) -> dict[PNodeId, PNodeReport]:
         return {
             pnode: report
