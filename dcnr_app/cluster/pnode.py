@@ -47,6 +47,7 @@ from dcnr_app.nodes.registry import Registry
 logger = logging.getLogger(__name__)
 _FLUSH_S = 1.0
 _STATUS_S = 1.0
+_WAKE_S = 1.0
 
 
 def role_of(pnode: PNodeId) -> str:
@@ -161,6 +162,8 @@ class PNodeDriver:
             await asyncio.sleep(_STATUS_S)
             slept_ms = watch.gap_ms()
             if slept_ms > LEASE_MS:
+                # Streams that ended meanwhile say so first: then this PNode leaves and tells nobody.
+                await asyncio.sleep(_WAKE_S)
                 self._arrivals.put_nowait(Slept(slept_ms))
                 continue
             received_bytes = self._transport.totals().bytes_received
