@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 _LOG = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ _ENDED: Final = re.compile(
 _GOES_ON: Final = ("=== Source Location Trace", "src/core/", " shutdown=")
 _MOST_MANAGERS: Final = 10_000
 _MOST_CHARACTERS: Final = 200
+_PIPE_BYTES: Final = 1 << 20
 _MOST_PER_SECOND: Final = 10
 
 
@@ -117,6 +118,9 @@ def refusals_logged() -> Iterator[None]:
     source, sink = os.pipe()
     # A flood of lines must not make gRPC wait: what does not fit is lost.
     fcntl.fcntl(sink, fcntl.F_SETFL, fcntl.fcntl(sink, fcntl.F_GETFL) | os.O_NONBLOCK)
+    if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux gives 64 KiB, which a few dozen traced handshakes fill
+        with suppress(OSError):  # over the system's limit for users: then it stays as it is
+            fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     python_stderr = sys.stderr
     with io.TextIOWrapper(os.fdopen(os.dup(own), "wb", 0), line_buffering=True, errors="replace") as direct:
         sys.stderr = direct
